@@ -1,0 +1,155 @@
+"""Messages as neutral facts, and the blocks they form.
+
+A dialect turns each wire message into a `Message`: what it is and which calls it opens or answers, never its text. This
+module knows no wire format; it only decides which messages stay together (DESIGN: one block is kept or left out whole).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["instruction", "user", "assistant", "call", "output", "reasoning", "other"]
+BlockKind = Literal["user", "tools", "assistant", "pinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Facts of one wire message (chat) or item (responses).
+
+    `role` is neutral: `call` is an assistant message or item that calls tools, `output` answers one, `reasoning` is a
+    separate reasoning item, `instruction` a system or developer message, `other` everything we do not understand.
+    `calls` and `answers` are call ids in order of appearance. `cost` is c(v) in characters; `edits` are the files that
+    its calls edit or write.
+    """
+
+    role: Role
+    calls: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    cost: int = 0
+    edits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The atomic unit of history. `messages` are ascending indexes into the history it was cut from."""
+
+    kind: BlockKind
+    messages: tuple[int, ...]
+    cost: int
+    edits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Blocks in chronological order of their first message.
+
+    `open_calls` are the ids of calls without a result: such a request is never rewritten.
+    """
+
+    blocks: tuple[Block, ...]
+    open_calls: tuple[str, ...]
+
+    @property
+    def turn_start(self) -> int:
+        """Index of the first block of the current turn: the trailing run of user blocks and all after it."""
+        users = [i for i, block in enumerate(self.blocks) if block.kind == "user"]
+        if not users:
+            return 0
+        start = users[-1]
+        while start > 0 and self.blocks[start - 1].kind == "user":
+            start -= 1
+        return start
+
+    @property
+    def is_boundary(self) -> bool:
+        """True when nothing that the agent produced stands after the newest user request."""
+        tail = self.blocks[self.turn_start :]
+        return bool(tail) and any(b.kind == "user" for b in tail) and all(b.kind in ("user", "pinned") for b in tail)
+
+
+@dataclass(slots=True)
+class _Group:
+    kind: BlockKind | Literal["reasoning"]
+    members: list[int]
+    unanswered: dict[str, None] = field(default_factory=dict)
+    has_reasoning: bool = False
+    ends_with_call: bool = False
+
+
+def cut_blocks(messages: Sequence[Message]) -> Cut:
+    """Cut a history (without its leading instructions) into blocks.
+
+    Results join the nearest preceding call of their id, wherever it stands. Reasoning is glued to what it led to: a
+    reasoning item, the message and the calls of one step are never separated, because providers reject one without the
+    other. A result without a call, and reasoning that led to nothing, become `pinned`: we do not know what they mean.
+    """
+    groups: list[_Group] = []
+    owners: dict[str, _Group] = {}
+    current: _Group | None = None
+
+    def start(kind: BlockKind | Literal["reasoning"], index: int) -> _Group:
+        group = _Group(kind, [index])
+        groups.append(group)
+        return group
+
+    for index, message in enumerate(messages):
+        match message.role:
+            case "user":
+                current = None
+                start("user", index)
+            case "reasoning":
+                if current is None or not (current.kind == "reasoning" or current.unanswered or current.ends_with_call):
+                    current = start("reasoning", index)
+                else:
+                    current.members.append(index)
+                current.has_reasoning = True
+                current.ends_with_call = False
+            case "assistant":
+                if current is not None and current.kind == "reasoning":
+                    current.kind = "assistant"
+                    current.members.append(index)
+                elif current is not None and current.unanswered:
+                    current.members.append(index)
+                else:
+                    start("assistant", index)
+                    current = None
+            case "call":
+                if current is not None and (
+                    current.kind == "reasoning" or current.has_reasoning or current.unanswered or current.ends_with_call
+                ):
+                    current.kind = "tools"
+                    current.members.append(index)
+                else:
+                    current = start("tools", index)
+                current.ends_with_call = True
+                for call in message.calls:
+                    current.unanswered[call] = None
+                    owners[call] = current
+            case "output":
+                owner = next((owners[call] for call in message.answers if call in owners), None)
+                if owner is None:
+                    current = None
+                    start("pinned", index)
+                else:
+                    owner.members.append(index)
+                    owner.ends_with_call = False
+                    for call in message.answers:
+                        owner.unanswered.pop(call, None)
+            case "instruction" | "other":
+                current = None
+                group = start("pinned", index)
+                for call in message.calls:
+                    group.unanswered[call] = None
+                    owners[call] = group
+
+    blocks = tuple(_finish(group, messages) for group in groups)
+    return Cut(blocks, tuple(call for group in groups for call in group.unanswered))
+
+
+def _finish(group: _Group, messages: Sequence[Message]) -> Block:
+    return Block(
+        kind="pinned" if group.kind == "reasoning" else group.kind,
+        messages=tuple(group.members),
+        cost=sum(messages[i].cost for i in group.members),
+        edits=tuple(dict.fromkeys(path for i in group.members for path in messages[i].edits)),
+    )

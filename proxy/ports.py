@@ -1,0 +1,63 @@
+"""The seam between the HTTP shell and the session logic.
+
+The shell (endpoints, relay) knows bytes and sockets; `Conversations` knows sessions, decisions and the archive. No
+method here may raise or delay a request beyond its own deadline: whatever fails inside, the shell forwards the
+client's bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from graphstore.records import Ending
+from proxy.dialects.base import DialectName
+
+Headers = Sequence[tuple[bytes, bytes]]  # as on the wire: names in any case, duplicates kept
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request to a conversation endpoint, its body decoded. `unreadable` says why the body could not be decoded."""
+
+    dialect: DialectName
+    path: str
+    headers: Headers
+    body: bytes
+    unreadable: str | None = None
+
+
+class Exchange(Protocol):
+    """The life of one admitted request. Call `finish` exactly once, whatever happens."""
+
+    def first_byte(self) -> None:
+        """The first body byte of the response has arrived."""
+
+    def fall_back(self, status: int, body: bytes) -> None:
+        """The upstream rejected the rewritten request; the shell now sends the original."""
+
+    def finish(
+        self, ending: Ending, *, status: int | None, headers: Headers, body: bytes | None, error: str | None = None
+    ) -> None:
+        """The response has ended. `body` is what the upstream sent, still encoded; None when it was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send. `body` None: the client's own bytes exactly as they came, content encoding included.
+
+    Otherwise `body` is plain JSON: the shell drops content-encoding and sets content-length.
+    """
+
+    body: bytes | None
+    exchange: Exchange | None
+    detach: bool = False  # keep the upstream running when the client leaves (responses, background: true)
+
+
+class Conversations(Protocol):
+    async def admit(self, arrival: Arrival) -> Plan: ...
+
+    def health(self) -> dict[str, object]:
+        """Facts for /recap/health: archive state, queue depth, last error and its remedy."""
+
+    async def close(self) -> None:
+        """Write what is queued, then close the archive."""
