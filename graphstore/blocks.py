@@ -105,7 +105,7 @@ def cut_blocks(messages: Sequence[Message]) -> Cut:
                 current.has_reasoning = True
                 current.ends_with_call = False
             case "assistant":
-                if current is not None and current.kind == "reasoning":
+                if current is not None and current.has_reasoning and current.kind in ("reasoning", "assistant"):
                     current.kind = "assistant"
                     current.members.append(index)
                 elif current is not None and current.unanswered:
