@@ -1,0 +1,418 @@
+"""Sessions in memory: which conversation an arriving history belongs to.
+
+The registry keeps the recently active sessions and loads others from the archive when a history or a client id asks for
+them. It identifies (DESIGN words: extension, retry, undo, amendment, fork, client compaction, client pruning, new,
+side); it decides nothing and sends nothing.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Literal, Protocol
+
+from graphstore.blocks import Cut, Message
+from graphstore.identity import message_digest, row_id
+from graphstore.records import BlockRow, NodeState, Outcome, SelectionRow, SessionRow
+from proxy.clients import Caller
+from proxy.dialects.base import Dialect, ParsedRequest
+from proxy.lineage import Relation, Version, changed_in_place, relate
+
+SESSIONS_IN_MEMORY = 256  # about 100 kB each for a history of 500 messages
+SUMMARIES_KEPT = 32  # answers to summary requests, by which a compacted history is recognised
+SUMMARY_CHARS_MIN = 12  # shorter answers occur in other texts by chance
+SUMMARY_SEARCHED_MESSAGES = 8  # a summary stands at the head of a compacted history, after the client's own context
+RECENT_SESSIONS_COMPARED = 8
+AGENT_ROLES = frozenset({"assistant", "call", "output", "reasoning"})
+
+
+class SessionSource(Protocol):
+    """What the registry asks of the archive. Runs in a worker thread; may raise, which means: nothing known."""
+
+    def sessions_by_client_id(self, scope: bytes, client_id: str) -> list[SessionRow]: ...
+    def sessions_by_heads(self, node_ids: Sequence[int]) -> list[SessionRow]: ...
+    def sessions_through(self, node_ids: Sequence[int]) -> list[SessionRow]: ...
+    def recent_sessions(self, scope: bytes, limit: int) -> list[SessionRow]: ...
+    def load_path(self, head_node_id: int) -> list[tuple[int, bytes, int, bytes]]: ...
+    def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]: ...
+    def load_selection(self, selection_id: int) -> SelectionRow | None: ...
+    def message_contents(self, ids: Sequence[int]) -> dict[int, bytes]: ...
+
+
+@dataclass(slots=True)
+class Session:
+    """One conversation as it stands: its row, its present history as chain and message digests, and what it sends."""
+
+    row: SessionRow
+    chain: list[bytes] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    ordinals: dict[int, int] = field(default_factory=dict)  # chain node id -> block ordinal
+    next_ordinal: int = 0
+    left_out: frozenset[int] = frozenset()  # ordinals that the present selection leaves out
+    sent: tuple[bytes, ...] | None = None  # digests of the message array as last sent, None: not known
+    window: str | None = None
+    step: int = 0
+    in_flight: int = 0
+
+    def follow(self, chain: list[bytes], digests: list[bytes]) -> None:
+        self.chain, self.digests = chain, digests
+
+    def adopt(self, cut: Cut) -> list[int]:
+        """Ordinal of every block of the present history; blocks seen for the first time get the next numbers."""
+        ids = [row_id(link) for link in self.chain]
+        result = []
+        for block in cut.blocks:
+            known = next((self.ordinals[ids[i]] for i in block.messages if ids[i] in self.ordinals), None)
+            if known is None:
+                known, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
+            for i in block.messages:
+                self.ordinals.setdefault(ids[i], known)
+            result.append(known)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A parsed request with everything that identifies it."""
+
+    parsed: ParsedRequest
+    caller: Caller
+    dialect: Dialect
+    scope: bytes
+    upstream: str
+    chain: list[bytes]
+    at: float
+
+    @property
+    def instructions_id(self) -> int | None:
+        return row_id(message_digest(self.parsed.instructions)) if self.parsed.instructions else None
+
+    @property
+    def tools_id(self) -> int | None:
+        return row_id(message_digest(self.parsed.tools)) if self.parsed.tools else None
+
+    def text(self, index: int) -> str:
+        return self.dialect.message_text(self.parsed.raw(index))
+
+    def versions(self, start: int) -> list[Version]:
+        return [
+            Version(digest, message, lambda i=i: self.text(i))  # type: ignore[misc]  # i is bound, not passed
+            for i, (digest, message) in enumerate(zip(self.parsed.digests, self.parsed.messages, strict=True))
+            if i >= start
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    session: Session
+    outcome: Outcome
+    known: int  # leading messages that the archive already has at this position
+    parent: Session | None = None  # a fork inherits what the graph knows of the shared part
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    session: Session
+    relation: Relation
+    shared: int
+
+
+class Registry:
+    """Not thread-safe: one thread plans all requests, one after the other."""
+
+    def __init__(self, source: SessionSource | None, *, next_session_id: int) -> None:
+        self._source = source
+        self._ids = count(next_session_id)
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._by_head: dict[bytes, int] = {}
+        self._summaries: deque[tuple[bytes, str, int]] = deque(maxlen=SUMMARIES_KEPT)
+
+    def named(self, incoming: Incoming) -> Session | None:
+        """The latest session with the client's own id, if any: where an opaque request is noted."""
+        if incoming.caller.client_id is None:
+            return None
+        found = [s for s in self._candidates(incoming) if s.row.client_id == incoming.caller.client_id]
+        return max(found, key=lambda s: s.row.last_active_at, default=None)
+
+    def remember_summary(self, session: Session, text: str) -> None:
+        """Keep the answer to a summary request: the client's next history may begin with it."""
+        if len(text.strip()) >= SUMMARY_CHARS_MIN:
+            self._summaries.append((session.row.scope, text.strip(), session.row.id))
+
+    def identify(self, incoming: Incoming) -> Identified:
+        """Find or start the session of a request and move its history there. Reads the archive at most a few times."""
+        own = self._candidates(incoming)
+        best = self._best(own, incoming)
+        side = self._side(incoming, best, own)
+        if side is not None:
+            return side
+        if best is None or best.relation == "diverged":
+            compacted = self._compacted(incoming, best, own)
+            if compacted is not None:
+                return self._moved(compacted, incoming, "client compaction", known=0)
+        if best is None:
+            return self._changed_elsewhere(incoming) or self._start(incoming)
+        if best.relation == "diverged":
+            return self._diverged(incoming, best)
+        if best.session.row.kind == "side":
+            best.session.row = replace(best.session.row, kind="agent")
+        if best.session.row.client_id != incoming.caller.client_id and incoming.caller.client_id is not None:
+            return self._fork(incoming, best)
+        return self._moved(best.session, incoming, best.relation, known=best.shared)
+
+    # -- candidates ---------------------------------------------------------------------------------------------
+
+    def _candidates(self, incoming: Incoming) -> list[Session]:
+        """Sessions with the client's own id; without one, those whose history this may be."""
+        caller = incoming.caller
+        if caller.client_id is not None:
+            named = [
+                s
+                for s in self._sessions.values()
+                if (s.row.scope, s.row.client_id) == (incoming.scope, caller.client_id)
+            ]
+            if not named:
+                named = self._load(lambda source: source.sessions_by_client_id(incoming.scope, caller.client_id or ""))
+            if any(s.row.kind == "agent" for s in named):
+                return [s for s in named if s.row.kind == "agent"]
+            return self._by_history(incoming)
+        return self._by_history(incoming)
+
+    def _by_history(self, incoming: Incoming) -> list[Session]:
+        for link in reversed(incoming.chain):
+            session = self._sessions.get(self._by_head.get(link, -1))
+            if session is not None and self._may_be(session, incoming, len(incoming.chain)):
+                return [session]
+        ids = [row_id(link) for link in incoming.chain]
+        found = self._load(lambda source: source.sessions_by_heads(ids))
+        if not found:
+            found = self._load(lambda source: source.sessions_through(ids))
+        found += [s for s in self._sessions.values() if s not in found and s.chain[:1] == incoming.chain[:1]]
+        return [s for s in found if self._may_be(s, incoming, relate(s.chain, incoming.chain)[1])]
+
+    @staticmethod
+    def _may_be(session: Session, incoming: Incoming, shared: int) -> bool:
+        """Equal beginnings are not yet the same conversation: two chats may share a greeting under other instructions."""
+        if session.row.scope != incoming.scope:
+            return False
+        relation, shared = relate(session.chain, incoming.chain)
+        spoken = any(m.role in AGENT_ROLES for m in incoming.parsed.messages[:shared])
+        if relation in ("undo", "diverged") and not spoken:
+            return False
+        return session.row.instructions_id == incoming.instructions_id or shared >= 4
+
+    def _best(self, candidates: list[Session], incoming: Incoming) -> _Match | None:
+        order = {"extension": 3, "retry": 3, "undo": 2, "diverged": 1}
+        matches = [_Match(s, *relate(s.chain, incoming.chain)) for s in candidates]
+        return max(
+            matches, key=lambda m: (order[m.relation], m.shared, m.session.row.last_active_at), default=None
+        )
+
+    def _load(self, query: Callable[[SessionSource], list[SessionRow]]) -> list[Session]:
+        if self._source is None:
+            return []
+        return [self._sessions.get(row.id) or self._restore(row) for row in query(self._source)]
+
+    def _restore(self, row: SessionRow) -> Session:
+        """Bring a session back from the archive, with the selection that it was sending."""
+        assert self._source is not None
+        session = Session(row)
+        if row.head_node_id is not None:
+            path = self._source.load_path(row.head_node_id)
+            session.follow([digest for _, digest, _, _ in path], [digest for _, _, _, digest in path])
+        for block, _ in self._source.load_blocks(row.id):
+            session.next_ordinal = max(session.next_ordinal, block.ordinal + 1)
+            session.ordinals.update(dict.fromkeys(block.node_ids, block.ordinal))
+        if row.selection_id is not None and (selection := self._source.load_selection(row.selection_id)):
+            session.left_out = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
+        self._keep(session)
+        return session
+
+    def _keep(self, session: Session) -> None:
+        self._sessions[session.row.id] = session
+        self._sessions.move_to_end(session.row.id)
+        if session.chain:
+            self._by_head[session.chain[-1]] = session.row.id
+        while len(self._sessions) > SESSIONS_IN_MEMORY:
+            idle = next((s for s in self._sessions.values() if s.in_flight == 0), None)
+            if idle is None:
+                break
+            del self._sessions[idle.row.id]
+            if idle.chain and self._by_head.get(idle.chain[-1]) == idle.row.id:
+                del self._by_head[idle.chain[-1]]
+
+    # -- outcomes -----------------------------------------------------------------------------------------------
+
+    def _side(self, incoming: Incoming, best: _Match | None, own: list[Session]) -> Identified | None:
+        """Titles, summaries and the like: recorded beside the session, never moving or rewriting it."""
+        parsed, caller = incoming.parsed, incoming.caller
+        continues = best is not None and best.relation in ("extension", "retry")
+        if caller.compacting and best is not None:
+            return Identified(best.session, "side", best.shared)
+        if parsed.tools or parsed.opaque:
+            return None
+        if continues and best is not None and best.session.row.tools_id is not None:
+            return Identified(best.session, "side", best.shared)
+        spoken = any(message.role in AGENT_ROLES for message in parsed.messages)
+        other = bool(own) and all(s.row.instructions_id != incoming.instructions_id for s in own)
+        if spoken or not (caller.always_sends_tools or other):
+            return None
+        session = self._new(incoming, kind="side", parent=best.session if best else (own[-1] if own else None))
+        return Identified(session, "side", 0)
+
+    def _compacted(self, incoming: Incoming, best: _Match | None, own: list[Session]) -> Session | None:
+        """The session whose history this client replaced by a summary, if there is evidence that it did."""
+        named = own if incoming.caller.client_id is not None else []
+        newest = max(named, key=lambda s: s.row.last_active_at, default=None)
+        if newest is not None:
+            window = incoming.caller.window
+            if window and newest.window and window != newest.window:
+                return newest
+            if any(b'"compaction"' in incoming.parsed.raw(i)[:200] for i in range(self._head_size(incoming))):
+                return newest
+        texts = [incoming.text(i) for i in range(self._head_size(incoming))]
+        for scope, summary, session_id in reversed(self._summaries):
+            session = self._sessions.get(session_id)
+            if session is None or scope != incoming.scope or (named and session not in named):
+                continue
+            if incoming.caller.client == session.row.client and any(summary in text for text in texts):
+                return session
+        return None
+
+    @staticmethod
+    def _head_size(incoming: Incoming) -> int:
+        return min(len(incoming.parsed.messages), max(SUMMARY_SEARCHED_MESSAGES, len(incoming.parsed.messages) // 2))
+
+    def _diverged(self, incoming: Incoming, best: _Match) -> Identified:
+        change = self._change(incoming, best)
+        if change is not None:
+            outcome: Outcome = "client pruning" if change == "pruning" else "amendment"
+            return self._moved(best.session, incoming, outcome, known=best.shared)
+        return self._fork(incoming, best) if best.shared else self._start(incoming)
+
+    def _change(self, incoming: Incoming, match: _Match) -> str | None:
+        if len(incoming.chain) <= len(match.session.chain) or self._source is None:
+            return None
+        known = match.session.digests[match.shared :]
+        contents = self._source.message_contents([row_id(digest) for digest in known])
+        if any(row_id(digest) not in contents for digest in known):
+            return None
+        dialect = incoming.dialect
+        old = [
+            Version(digest, dialect.parse_message(raw), lambda raw=raw: dialect.message_text(raw))  # type: ignore[misc]
+            for digest, raw in ((digest, contents[row_id(digest)]) for digest in known)
+        ]
+        return changed_in_place(old, incoming.versions(match.shared))
+
+    def _changed_elsewhere(self, incoming: Incoming) -> Identified | None:
+        """A client without ids whose first messages changed (a date, a folder listing): look at its recent sessions."""
+        if incoming.caller.client_id is not None or len(incoming.chain) < 3:
+            return None
+        self._load(lambda source: source.recent_sessions(incoming.scope, RECENT_SESSIONS_COMPARED))
+        for session in list(reversed(self._sessions.values()))[:RECENT_SESSIONS_COMPARED]:
+            row = session.row
+            if (row.scope, row.client, row.kind) != (incoming.scope, incoming.caller.client, "agent"):
+                continue
+            if row.client_id is not None or not set(session.digests) & set(incoming.parsed.digests):
+                continue
+            match = _Match(session, "diverged", 0)
+            if self._change(incoming, match) is not None:
+                return self._moved(session, incoming, "amendment", known=0)
+        return None
+
+    def _moved(self, session: Session, incoming: Incoming, outcome: Outcome, *, known: int) -> Identified:
+        old_ordinals = [session.ordinals.get(row_id(link)) for link in session.chain]
+        if session.chain and self._by_head.get(session.chain[-1]) == session.row.id:
+            del self._by_head[session.chain[-1]]
+        session.follow(incoming.chain, list(incoming.parsed.digests))
+        if outcome in ("client pruning", "amendment"):
+            for link, ordinal in zip(session.chain, old_ordinals, strict=False):
+                if ordinal is not None:
+                    session.ordinals.setdefault(row_id(link), ordinal)
+        if outcome == "client compaction":
+            session.left_out = frozenset()
+        session.window = incoming.caller.window
+        self._keep(session)
+        return Identified(session, outcome, known)
+
+    def _fork(self, incoming: Incoming, match: _Match) -> Identified:
+        """A branch: it shares the parent's beginning, and with it the provider's cache of what was sent for it."""
+        parent = match.session
+        session = self._new(incoming, kind="agent", parent=parent, fork_depth=match.shared)
+        shared = [row_id(link) for link in incoming.chain[: match.shared]]
+        session.ordinals = {node: parent.ordinals[node] for node in shared if node in parent.ordinals}
+        session.next_ordinal = max(session.ordinals.values(), default=-1) + 1
+        session.left_out = parent.left_out & frozenset(session.ordinals.values())
+        session.row = replace(
+            session.row,
+            last_active_at=parent.row.last_active_at,
+            selection_id=parent.row.selection_id if session.left_out else None,
+            state=parent.row.state,
+            state_reason=parent.row.state_reason,
+            model=parent.row.model,
+            instructions_id=parent.row.instructions_id,
+            tools_id=parent.row.tools_id,
+            turns=user_runs(incoming.parsed.messages[: match.shared]),
+        )
+        session.sent = None
+        return Identified(session, "fork", match.shared, parent)
+
+    def _start(self, incoming: Incoming) -> Identified:
+        parent_id = incoming.caller.parent_id
+        parent = next((s for s in self._sessions.values() if parent_id and s.row.client_id == parent_id), None)
+        return Identified(self._new(incoming, kind="agent", parent=parent), "new", 0)
+
+    def _new(
+        self, incoming: Incoming, *, kind: Literal["agent", "side"], parent: Session | None = None, fork_depth: int | None = None
+    ) -> Session:
+        session_id = next(self._ids)
+        session = Session(
+            SessionRow(
+                id=session_id,
+                name=session_name(session_id, incoming.scope),
+                scope=incoming.scope,
+                upstream=incoming.upstream,
+                dialect=incoming.parsed.dialect,
+                client=incoming.caller.client,
+                client_id=incoming.caller.client_id,
+                kind=kind,
+                model=incoming.parsed.model,
+                instructions_id=incoming.instructions_id,
+                tools_id=incoming.tools_id,
+                parent_id=parent.row.id if parent else None,
+                fork_depth=fork_depth,
+                head_node_id=None,
+                state="normal",
+                state_reason=None,
+                turns=0,
+                selection_id=None,
+                created_at=incoming.at,
+                last_active_at=incoming.at,
+                title=_title(incoming),
+            ),
+            window=incoming.caller.window,
+        )
+        session.follow(incoming.chain, list(incoming.parsed.digests))
+        self._keep(session)
+        return session
+
+
+def user_runs(messages: Sequence[Message]) -> int:
+    """Number of user requests in a history: runs of consecutive user messages count once."""
+    roles = [message.role for message in messages]
+    return sum(1 for i, role in enumerate(roles) if role == "user" and (i == 0 or roles[i - 1] != "user"))
+
+
+def session_name(session_id: int, scope: bytes) -> str:
+    """A short public name: stable, easy to type, unique by the number at its end."""
+    letters = "abcdefghjkmnpqrstvwxyz23456789"
+    mixed = int.from_bytes(message_digest(scope + session_id.to_bytes(8, "big"))[:4], "big")
+    word = "".join(letters[(mixed // len(letters) ** i) % len(letters)] for i in range(4))
+    return f"{word}{session_id}"
+
+
+def _title(incoming: Incoming) -> str:
+    """The first line that the user wrote: the last user message of a first request, past the client's own context."""
+    users = [i for i, message in enumerate(incoming.parsed.messages) if message.role == "user"]
+    text = incoming.text(users[-1] if users else 0) if incoming.parsed.messages else ""
+    return next((line.strip()[:80] for line in text.splitlines() if line.strip()), "")
