@@ -1,0 +1,84 @@
+"""The boundary policy, rule by rule: what forbids a selection, what makes the cache cold, what keeps it warm."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.boundary import Facts, Policy, decide
+
+IDLE = Policy(mode="idle", idle_after_s=3600.0, min_history_tokens=1000, context_window_tokens=0)
+RETURNED = Facts(
+    at_user_request=True, history_blocks=20, history_tokens=50_000, served_tokens=50_000, idle_s=4000.0
+)
+BUSY = replace(RETURNED, idle_s=20.0)
+
+
+def test_a_user_who_returns_after_the_cache_expired_gets_a_new_selection() -> None:
+    decision = decide(RETURNED, IDLE)
+    assert (decision.boundary, decision.select) == ("cold", True)
+    assert "4000 s" in decision.reason
+
+
+def test_a_user_who_answers_at_once_gets_his_warm_prefix() -> None:
+    assert decide(BUSY, IDLE).boundary == "warm"
+    assert not decide(BUSY, IDLE).select
+
+
+@pytest.mark.parametrize(
+    ("facts", "boundary", "word"),
+    [
+        (replace(RETURNED, opaque="previous_response_id"), "none", "previous_response_id"),
+        (replace(RETURNED, side=True), "none", "side"),
+        (replace(RETURNED, passing_through="rejected with 400"), "none", "rejected with 400"),
+        (replace(RETURNED, open_calls=True), "none", "no result"),
+        (replace(RETURNED, retry=True), "warm", "retry"),
+        (replace(RETURNED, at_user_request=False), "step", "step"),
+        (replace(RETURNED, history_blocks=0), "none", "no history"),
+        (replace(RETURNED, first_seen=True), "none", "first seen"),
+        (replace(RETURNED, in_flight=True), "warm", "running"),
+        (replace(RETURNED, archive_trouble="disk full"), "cold", "disk full"),
+        (replace(RETURNED, history_tokens=999), "cold", "below 1000"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["idle", "always", "off"])
+def test_nothing_is_selected_when(facts: Facts, boundary: str, word: str, mode: str) -> None:
+    decision = decide(facts, replace(IDLE, mode=mode))  # type: ignore[arg-type]
+    assert decision.boundary == boundary
+    assert word in decision.reason
+    assert not decision.select
+
+
+@pytest.mark.parametrize("name", ["model", "tools", "instructions"])
+def test_a_prefix_that_the_client_broke_itself_is_cold(name: str) -> None:
+    decision = decide(replace(BUSY, changed=(name,)), IDLE)
+    assert decision.select
+    assert name in decision.reason
+
+
+def test_a_history_that_the_client_compacted_is_cold() -> None:
+    assert decide(replace(BUSY, client_compacted=True), IDLE).select
+
+
+def test_pressure_is_cold_only_when_the_window_is_known() -> None:
+    assert decide(replace(BUSY, served_tokens=130_000), replace(IDLE, context_window_tokens=128_000)).select
+    assert not decide(replace(BUSY, served_tokens=130_000), IDLE).select
+
+
+def test_a_message_sent_while_the_agent_works_is_not_a_boundary_in_any_mode() -> None:
+    for mode in ("idle", "always", "off"):
+        facts = replace(BUSY, mid_turn=True, changed=("tools",), client_compacted=True)
+        assert not decide(facts, replace(IDLE, mode=mode)).select  # type: ignore[arg-type]
+
+
+def test_a_turn_aborted_in_a_tool_is_a_boundary_once_the_cache_is_cold() -> None:
+    assert decide(replace(RETURNED, mid_turn=True), IDLE).select
+
+
+def test_mode_always_selects_at_every_user_request() -> None:
+    assert decide(BUSY, replace(IDLE, mode="always")).select
+    assert not decide(replace(BUSY, at_user_request=False), replace(IDLE, mode="always")).select
+
+
+def test_the_threshold_itself_is_cold() -> None:
+    assert decide(replace(RETURNED, idle_s=3600.0), IDLE).select
+    assert not decide(replace(RETURNED, idle_s=3599.9), IDLE).select
