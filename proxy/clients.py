@@ -48,9 +48,7 @@ def recognise(headers: Headers) -> Caller:
 
 def credential(headers: Headers) -> bytes:
     """The bytes that tell one account from another. Only ever used inside a keyed hash, never stored or logged."""
-    return b"\0".join(
-        value for name, value in headers if name.lower() in (b"authorization", b"api-key", b"x-api-key")
-    )
+    return b"\0".join(value for name, value in headers if name.lower() in (b"authorization", b"api-key", b"x-api-key"))
 
 
 def _client(values: dict[str, str]) -> str:

@@ -15,24 +15,26 @@ from itertools import count
 
 from graphstore.blocks import Cut, cut_blocks
 from graphstore.graph import ContextGraph
-from graphstore.identity import chain_digests, row_id, scope_digest
-from graphstore.records import Batch, Ending, ExchangeRow, SelectionRow
+from graphstore.identity import row_id, scope_digest
+from graphstore.records import Ending, ExchangeRow, SelectionRow
 from graphstore.selection import Parameters
 from graphstore.store.archive import Archive
 from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
 from proxy.dialects import DIALECTS
-from proxy.dialects.base import ParsedRequest, UnreadableRequest
+from proxy.dialects.base import Answer, Dialect, ParsedRequest, UnreadableRequest
+from proxy.encodings import Undecodable, decode_body
 from proxy.ports import Arrival, Headers, Plan
 from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
-from proxy.selecting import IdentifierCache, choose, history_of
+from proxy.selecting import IdentifierCache, choose
 from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
 
 log = logging.getLogger(__name__)
 
 ADMIT_DEADLINE_S = 5.0  # a stuck disk must not hold a request; normal planning takes milliseconds
 DURABLE_DEADLINE_S = 2.0  # a decision that is not on disk by then is not taken
+ANSWER_BYTES_MAX = 64 * 2**20  # decoded; larger answers are relayed but not archived
 NOTICE_MARK = b"notice"
 CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
 
@@ -141,9 +143,7 @@ class ArchivedConversations:
 
         caller = recognise(arrival.headers)
         scope = scope_digest(self._secret, upstream=self._upstream, credential=credential(arrival.headers))
-        incoming = Incoming(
-            parsed, caller, dialect, scope, self._upstream, chain_digests(scope, parsed.digests), at
-        )
+        incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=self._upstream, at=at)
         row = replace(row, model=parsed.model, stream=parsed.stream)
         if parsed.opaque is not None:
             session = self._registry.named(incoming)
@@ -452,13 +452,19 @@ def _answer(dialect: Dialect, end: _End) -> Answer | None:
     """Read what the upstream sent, after the client has it. Errors and lost bodies have no answer."""
     if end.body is None or end.status is None or end.status >= 400:
         return None
-    values = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in end.headers}
+    types = [value for name, value in end.headers if name.lower() == b"content-type"]
+    encodings = [
+        coding.strip().lower()
+        for name, value in end.headers
+        if name.lower() == b"content-encoding"
+        for coding in value.split(b",")
+    ]
     try:
-        plain = decode(end.body, values.get("content-encoding", ""), limit=ANSWER_BYTES_MAX)
-    except UndecodableBody as error:
+        plain = decode_body(end.body, encodings, ANSWER_BYTES_MAX)
+    except Undecodable as error:
         log.warning("answer.undecodable error=%s", error)
         return None
-    return dialect.parse_answer(plain, values.get("content-type", ""))
+    return dialect.parse_answer(plain, types[0].decode("latin-1") if types else "")
 
 
 class _Exchange:

@@ -235,8 +235,8 @@ def _log(row: ExchangeRow, session: SessionRow | None) -> None:
     took = f"{1000 * (row.ended_at - row.started_at):.0f}" if row.ended_at is not None else "-"
     first = f"{1000 * (row.first_byte_at - row.started_at):.0f}" if row.first_byte_at is not None else "-"
     log.info(
-        "exchange session=%s turn=%s.%s outcome=%s boundary=%s reason=%r messages=%s/%s chars=%s/%s status=%s ending=%s "
-        "input=%s cached=%s output=%s first_byte_ms=%s total_ms=%s%s",
+        "exchange session=%s turn=%s.%s outcome=%s boundary=%s reason=%r messages=%s/%s chars=%s/%s "
+        "status=%s ending=%s input=%s cached=%s output=%s first_byte_ms=%s total_ms=%s%s",
         session.name if session else "-",
         row.turn,
         row.step,

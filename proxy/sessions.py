@@ -12,7 +12,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 from graphstore.blocks import Cut, Message
-from graphstore.identity import message_digest, row_id
+from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import BlockRow, NodeState, Outcome, SelectionRow, SessionRow
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
@@ -23,6 +23,7 @@ SUMMARIES_KEPT = 32  # answers to summary requests, by which a compacted history
 SUMMARY_CHARS_MIN = 12  # shorter answers occur in other texts by chance
 SUMMARY_SEARCHED_MESSAGES = 8  # a summary stands at the head of a compacted history, after the client's own context
 RECENT_SESSIONS_COMPARED = 8
+SHARED_MIN = 4  # messages after which an equal history is the same conversation even under changed instructions
 AGENT_ROLES = frozenset({"assistant", "call", "output", "reasoning"})
 
 
@@ -81,15 +82,25 @@ class Incoming:
     scope: bytes
     upstream: str
     chain: list[bytes]
+    instructions_id: int | None
+    tools_id: int | None
     at: float
 
-    @property
-    def instructions_id(self) -> int | None:
-        return row_id(message_digest(self.parsed.instructions)) if self.parsed.instructions else None
-
-    @property
-    def tools_id(self) -> int | None:
-        return row_id(message_digest(self.parsed.tools)) if self.parsed.tools else None
+    @classmethod
+    def of(
+        cls, parsed: ParsedRequest, caller: Caller, dialect: Dialect, *, scope: bytes, upstream: str, at: float
+    ) -> "Incoming":
+        return cls(
+            parsed=parsed,
+            caller=caller,
+            dialect=dialect,
+            scope=scope,
+            upstream=upstream,
+            chain=chain_digests(scope, parsed.digests),
+            instructions_id=row_id(message_digest(parsed.instructions)) if parsed.instructions else None,
+            tools_id=row_id(message_digest(parsed.tools)) if parsed.tools else None,
+            at=at,
+        )
 
     def text(self, index: int) -> str:
         return self.dialect.message_text(self.parsed.raw(index))
@@ -181,32 +192,30 @@ class Registry:
     def _by_history(self, incoming: Incoming) -> list[Session]:
         for link in reversed(incoming.chain):
             session = self._sessions.get(self._by_head.get(link, -1))
-            if session is not None and self._may_be(session, incoming, len(incoming.chain)):
+            if session is not None and self._may_be(session, incoming):
                 return [session]
         ids = [row_id(link) for link in incoming.chain]
         found = self._load(lambda source: source.sessions_by_heads(ids))
         if not found:
             found = self._load(lambda source: source.sessions_through(ids))
         found += [s for s in self._sessions.values() if s not in found and s.chain[:1] == incoming.chain[:1]]
-        return [s for s in found if self._may_be(s, incoming, relate(s.chain, incoming.chain)[1])]
+        return [s for s in found if self._may_be(s, incoming)]
 
     @staticmethod
-    def _may_be(session: Session, incoming: Incoming, shared: int) -> bool:
-        """Equal beginnings are not yet the same conversation: two chats may share a greeting under other instructions."""
+    def _may_be(session: Session, incoming: Incoming) -> bool:
+        """Equal beginnings are not yet one conversation: two chats may share a greeting under other instructions."""
         if session.row.scope != incoming.scope:
             return False
         relation, shared = relate(session.chain, incoming.chain)
         spoken = any(m.role in AGENT_ROLES for m in incoming.parsed.messages[:shared])
         if relation in ("undo", "diverged") and not spoken:
             return False
-        return session.row.instructions_id == incoming.instructions_id or shared >= 4
+        return session.row.instructions_id == incoming.instructions_id or shared >= SHARED_MIN
 
     def _best(self, candidates: list[Session], incoming: Incoming) -> _Match | None:
         order = {"extension": 3, "retry": 3, "undo": 2, "diverged": 1}
         matches = [_Match(s, *relate(s.chain, incoming.chain)) for s in candidates]
-        return max(
-            matches, key=lambda m: (order[m.relation], m.shared, m.session.row.last_active_at), default=None
-        )
+        return max(matches, key=lambda m: (order[m.relation], m.shared, m.session.row.last_active_at), default=None)
 
     def _load(self, query: Callable[[SessionSource], list[SessionRow]]) -> list[Session]:
         if self._source is None:
@@ -271,7 +280,7 @@ class Registry:
             if any(b'"compaction"' in incoming.parsed.raw(i)[:200] for i in range(self._head_size(incoming))):
                 return newest
         texts = [incoming.text(i) for i in range(self._head_size(incoming))]
-        for scope, summary, session_id in reversed(self._summaries):
+        for scope, summary, session_id in reversed(tuple(self._summaries)):
             session = self._sessions.get(session_id)
             if session is None or scope != incoming.scope or (named and session not in named):
                 continue
@@ -363,7 +372,12 @@ class Registry:
         return Identified(self._new(incoming, kind="agent", parent=parent), "new", 0)
 
     def _new(
-        self, incoming: Incoming, *, kind: Literal["agent", "side"], parent: Session | None = None, fork_depth: int | None = None
+        self,
+        incoming: Incoming,
+        *,
+        kind: Literal["agent", "side"],
+        parent: Session | None = None,
+        fork_depth: int | None = None,
     ) -> Session:
         session_id = next(self._ids)
         session = Session(
