@@ -66,7 +66,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Decision("step", "step inside the turn")
     if facts.history_blocks == 0:
         return Decision("none", "no history yet")
-    if facts.first_seen:
+    if facts.first_seen and policy.mode != "always":
         return Decision("none", "first seen: nothing is known of the provider's cache")
     if facts.in_flight:
         return Decision("warm", "another request of this session is still running")

@@ -7,9 +7,7 @@ import pytest
 from proxy.boundary import Facts, Policy, decide
 
 IDLE = Policy(mode="idle", idle_after_s=3600.0, min_history_tokens=1000, context_window_tokens=0)
-RETURNED = Facts(
-    at_user_request=True, history_blocks=20, history_tokens=50_000, served_tokens=50_000, idle_s=4000.0
-)
+RETURNED = Facts(at_user_request=True, history_blocks=20, history_tokens=50_000, served_tokens=50_000, idle_s=4000.0)
 BUSY = replace(RETURNED, idle_s=20.0)
 
 
@@ -34,7 +32,6 @@ def test_a_user_who_answers_at_once_gets_his_warm_prefix() -> None:
         (replace(RETURNED, retry=True), "warm", "retry"),
         (replace(RETURNED, at_user_request=False), "step", "step"),
         (replace(RETURNED, history_blocks=0), "none", "no history"),
-        (replace(RETURNED, first_seen=True), "none", "first seen"),
         (replace(RETURNED, in_flight=True), "warm", "running"),
         (replace(RETURNED, archive_trouble="disk full"), "cold", "disk full"),
         (replace(RETURNED, history_tokens=999), "cold", "below 1000"),
@@ -72,6 +69,12 @@ def test_a_message_sent_while_the_agent_works_is_not_a_boundary_in_any_mode() ->
 
 def test_a_turn_aborted_in_a_tool_is_a_boundary_once_the_cache_is_cold() -> None:
     assert decide(replace(RETURNED, mid_turn=True), IDLE).select
+
+
+def test_a_history_seen_for_the_first_time_may_be_warm() -> None:
+    decision = decide(replace(RETURNED, first_seen=True, idle_s=None), IDLE)
+    assert (decision.boundary, decision.select) == ("none", False)
+    assert decide(replace(RETURNED, first_seen=True, idle_s=None), replace(IDLE, mode="always")).select
 
 
 def test_mode_always_selects_at_every_user_request() -> None:

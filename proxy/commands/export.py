@@ -1,0 +1,58 @@
+"""recap export: a session as JSONL in chat form, one message a line, exactly as the client sent them."""
+
+import argparse
+import json
+import sys
+
+from graphstore.store.archive import open_reader
+from proxy.dialects import DIALECTS
+from proxy.settings import Settings
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    parser = subparsers.add_parser("export", help="write a session's history as JSONL in chat form")
+    parser.add_argument("session", help="name of the session, or the beginning of it")
+    parser.add_argument("--raw", action="store_true", help="the client's own messages or items, byte for byte")
+    return parser
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    with open_reader(settings.db) as reader:
+        session = reader.find_session(arguments.session)
+        contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
+        last = reader.session_exchanges(session.id)[-1:]
+        answers = reader.answers_of([row.id for row in last if row.outcome != "side"])
+    messages = [*contents, *answers]
+    out = sys.stdout.buffer
+    for raw in messages:
+        out.write(raw if arguments.raw else _chat_form(session.dialect, raw))
+        out.write(b"\n")
+    out.flush()
+    return 0
+
+
+def _chat_form(dialect: str, raw: bytes) -> bytes:
+    """A message for people and for chat tools. Chat messages are already in that form and stay as they are."""
+    if dialect == "chat":
+        return raw
+    known = DIALECTS["responses"]
+    message = known.parse_message(raw)
+    role = {"call": "assistant", "reasoning": "assistant", "output": "tool", "instruction": "system"}.get(
+        message.role, message.role
+    )
+    form: dict[str, object] = {"role": role, "content": known.message_text(raw)}
+    if message.role == "call":
+        item = json.loads(raw)
+        form["tool_calls"] = [
+            {
+                "id": message.calls[0] if message.calls else "",
+                "type": "function",
+                "function": {
+                    "name": item.get("name") or item.get("type"),
+                    "arguments": item.get("arguments") or item.get("input") or "",
+                },
+            }
+        ]
+    if message.role == "output" and message.answers:
+        form["tool_call_id"] = message.answers[0]
+    return json.dumps(form, ensure_ascii=False).encode("utf-8", "replace")
