@@ -1,0 +1,153 @@
+"""The context graph of one session: what past attention says of each block, and which block supported which.
+
+Nodes are block ordinals; edges go from a support to a later dependent and keep the order in which they were first
+seen. The hot form is a handful of flat arrays: 9 bytes a node, indexed by ordinal (gaps stay empty), and 12 bytes an
+edge up to 65,536 blocks, 16 beyond. It knows no text, no database and no selection.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
+from math import isfinite
+
+from graphstore.errors import GraphIntegrityError
+from graphstore.observation import Observation
+from graphstore.parameters import Parameters
+from graphstore.records import EdgeRow, NodeState
+from graphstore.scoring import blend, replaced
+
+ORDINAL_MAX = (1 << 24) - 1  # sessions have thousands of blocks; more is a corrupt row, not a reason to allocate
+
+_KNOWN, _OBSERVED, _STALE = 1, 2, 4
+
+
+class ContextGraph:
+    """Mutable only through `update`. A block that the graph has never seen reads as u 0, not observed, not stale."""
+
+    __slots__ = ("_dependents", "_flags", "_importance", "_supports", "_weights")
+
+    def __init__(self) -> None:
+        self._importance = array("d")  # u by ordinal
+        self._flags = bytearray()  # by ordinal
+        self._supports = array("H")
+        self._dependents = array("H")
+        self._weights = array("d")
+
+    @classmethod
+    def from_rows(cls, nodes: Iterable[NodeState], edges: Iterable[EdgeRow]) -> "ContextGraph":
+        """The graph that these rows describe, edges in order of `position`. Raises GraphIntegrityError."""
+        graph = cls()
+        for node in nodes:
+            graph._admit(node.ordinal)
+            graph._importance[node.ordinal] = node.u
+            graph._flags[node.ordinal] = _KNOWN | _OBSERVED * node.observed | _STALE * node.stale
+        for edge in sorted(edges, key=lambda edge: edge.position):
+            graph._connect(edge.support, edge.dependent, edge.weight)
+        graph.check_integrity()
+        return graph
+
+    def to_rows(self) -> tuple[list[NodeState], list[EdgeRow]]:
+        """Nodes by ordinal and edges in stored order. Positions count from 0: store all edges or none."""
+        nodes = [
+            NodeState(ordinal, self._importance[ordinal], bool(flags & _OBSERVED), bool(flags & _STALE))
+            for ordinal, flags in enumerate(self._flags)
+            if flags
+        ]
+        columns = zip(self._supports, self._dependents, self._weights, strict=True)
+        return nodes, [EdgeRow(*edge, position) for position, edge in enumerate(columns)]
+
+    def importance(self, ordinals: Sequence[int]) -> list[float]:
+        known, size = self._importance, len(self._importance)
+        return [known[v] if v < size else 0.0 for v in ordinals]
+
+    def observed(self, ordinals: Sequence[int]) -> list[bool]:
+        return self._flagged(ordinals, _OBSERVED)
+
+    def stale(self, ordinals: Sequence[int]) -> list[bool]:
+        return self._flagged(ordinals, _STALE)
+
+    def supports_of(self, dependents: Collection[int]) -> dict[int, list[int]]:
+        """Predecessors of each of these blocks in stored order; blocks without any are absent. One pass over edges."""
+        found: dict[int, list[int]] = {}
+        wanted = map(set(dependents).__contains__, self._dependents)
+        for support, dependent in compress(zip(self._supports, self._dependents, strict=True), wanted):
+            found.setdefault(dependent, []).append(support)
+        return found
+
+    def update(self, observation: Observation, parameters: Parameters) -> None:
+        """Take in what a replay saw: Eq. 1, Eq. 5 and the stale rule (paper §4.2). Raises ValueError, changing nothing.
+
+        Blocks outside the observation keep their importance. New edges are stored by dependent, then support; a larger
+        mass on a known edge raises its weight and keeps its place. Stale is for good.
+        """
+        observation.check()
+        attention = observation.attention
+        for ordinal in attention.keys() | {v for edge in observation.mass for v in edge[:2]}:
+            _check_ordinal(ordinal)
+        largest = max(attention.values(), default=0.0)
+        for ordinal, value in attention.items():
+            self._admit(ordinal)
+            self._importance[ordinal] = blend(self._importance[ordinal], value, largest, parameters.alpha)
+            self._flags[ordinal] |= _OBSERVED
+        for ordinal in replaced(attention, observation.identifiers, parameters):
+            self._flags[ordinal] |= _STALE
+        self._strengthen(edge for edge in observation.mass if edge[2] > parameters.theta)
+
+    def check_integrity(self) -> None:
+        """Raise GraphIntegrityError naming the first invariant that does not hold."""
+        for ordinal, (u, flags) in enumerate(zip(self._importance, self._flags, strict=True)):
+            if not 0.0 <= u <= 1.0:
+                raise GraphIntegrityError("importance lies in [0, 1]", (ordinal, u))
+            if flags & _STALE and not flags & _OBSERVED:
+                raise GraphIntegrityError("only observed blocks are stale", ordinal)
+            if u and not flags & _OBSERVED:
+                raise GraphIntegrityError("only observed blocks have importance", (ordinal, u))
+        edges = list(zip(self._supports, self._dependents, strict=True))
+        for edge, weight in zip(edges, self._weights, strict=True):
+            if not edge[0] < edge[1]:
+                raise GraphIntegrityError("a support precedes its dependent", edge)
+            if edge[1] >= len(self._flags) or not (self._flags[edge[0]] and self._flags[edge[1]]):
+                raise GraphIntegrityError("edges join known blocks", edge)
+            if not (weight >= 0 and isfinite(weight)):
+                raise GraphIntegrityError("edge weights are finite and at least 0", (*edge, weight))
+        if len(set(edges)) < len(edges):
+            raise GraphIntegrityError("an edge is stored once", next(e for e in edges if edges.count(e) > 1))
+
+    def _strengthen(self, edges: Iterable[tuple[int, int, float]]) -> None:
+        place = {pair: i for i, pair in enumerate(zip(self._supports, self._dependents, strict=True))}
+        for support, dependent, mass in sorted(edges, key=lambda edge: (edge[1], edge[0])):
+            known = place.get((support, dependent))
+            if known is None:
+                place[support, dependent] = len(place)
+                self._admit(support)
+                self._admit(dependent)
+                self._connect(support, dependent, mass)
+            elif mass > self._weights[known]:
+                self._weights[known] = mass
+
+    def _admit(self, ordinal: int) -> None:
+        """Make room for a block and know it."""
+        _check_ordinal(ordinal)
+        missing = ordinal + 1 - len(self._flags)
+        if missing > 0:
+            self._flags.extend(bytes(missing))
+            self._importance.frombytes(bytes(8 * missing))
+        self._flags[ordinal] |= _KNOWN
+
+    def _connect(self, support: int, dependent: int, weight: float) -> None:
+        _check_ordinal(support)
+        _check_ordinal(dependent)
+        if max(support, dependent) > 0xFFFF and self._supports.typecode == "H":
+            self._supports, self._dependents = array("I", self._supports), array("I", self._dependents)
+        self._supports.append(support)
+        self._dependents.append(dependent)
+        self._weights.append(weight)
+
+    def _flagged(self, ordinals: Sequence[int], flag: int) -> list[bool]:
+        flags, size = self._flags, len(self._flags)
+        return [v < size and flags[v] & flag != 0 for v in ordinals]
+
+
+def _check_ordinal(ordinal: int) -> None:
+    if not 0 <= ordinal <= ORDINAL_MAX:
+        raise GraphIntegrityError(f"block ordinals lie between 0 and {ORDINAL_MAX}", ordinal)

@@ -1,0 +1,29 @@
+"""What one replay of a finished turn says of the blocks that it saw. A value; how it was measured is not known here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Attention over the served context of one turn, by block ordinal.
+
+    `attention` is the mean attention a token of the block received, for every block of the served context R_t.
+    `mass` holds (support, dependent, mass): the mean mass that the dependent's tokens gave to the support's.
+    `identifiers` are the leading identifiers of each block (`identifiers.leading_identifiers`); a block without an
+    entry cannot become stale or make another stale.
+    """
+
+    attention: Mapping[int, float]
+    mass: tuple[tuple[int, int, float], ...]
+    identifiers: Mapping[int, frozenset[str]]
+
+    def check(self) -> None:
+        """Raise ValueError when a number is negative or not finite, or a support does not precede its dependent."""
+        for ordinal, value in self.attention.items():
+            if ordinal < 0 or not (isfinite(value) and value >= 0):
+                raise ValueError(f"attention of block {ordinal!r} must be finite and at least 0, not {value!r}")
+        for support, dependent, value in self.mass:
+            if not (0 <= support < dependent and isfinite(value) and value >= 0):
+                raise ValueError(f"mass must go from a block to a later one: {(support, dependent, value)!r}")

@@ -1,0 +1,73 @@
+"""The paper's equations as pure functions over plain sequences; which blocks are chosen is not decided here.
+
+Sequences are aligned: entry i of every argument and result speaks of the same block. Sums are exact (`fsum`), so a
+result never depends on the iteration order of a set, which differs from process to process.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
+from math import fsum, log, sqrt
+
+from graphstore.parameters import Parameters
+
+DEVIATION_MIN = 1e-12  # a channel that varies less says nothing
+
+
+def blend(importance: float, attention: float, attention_max: float, alpha: float) -> float:
+    """u(v) after one observation (paper §4.2, Eq. 1); an observation whose largest attention is 0 counts as 0."""
+    return (1 - alpha) * importance + (alpha * attention / attention_max if attention_max > 0 else 0.0)
+
+
+def lexical_cue(texts: Sequence[frozenset[str]], request: frozenset[str]) -> list[float]:
+    """lex(v): summed inverse document frequency of the identifiers shared with the request (paper §4.3, Eq. 2)."""
+    shared = [request & text for text in texts]
+    frequency = Counter(chain.from_iterable(shared))
+    weight = {word: log(len(texts) / count) for word, count in frequency.items()}
+    return [fsum(map(weight.__getitem__, words)) if words else 0.0 for words in shared]
+
+
+def standardised(values: Sequence[float]) -> list[float]:
+    """z: distance from the mean in population standard deviations; all 0 for a constant channel (paper §4.3)."""
+    if not values:
+        return []
+    mean = fsum(values) / len(values)
+    deviations = [value - mean for value in values]
+    deviation = sqrt(fsum([d * d for d in deviations]) / len(values))
+    return [d / deviation for d in deviations] if deviation >= DEVIATION_MIN else [0.0] * len(values)
+
+
+def exploration(ordinals: Sequence[int], *, seed: int, session: str, turn: int) -> list[float]:
+    """xi(v) in [0.5, 1]: a draw that depends on nothing but these names (paper §4.3; the hash is ours)."""
+    prefix = f"{seed}|{session}|{turn}|".encode("utf-8", "backslashreplace")
+    draws = (sha256(b"%b%d" % (prefix, ordinal)).digest() for ordinal in ordinals)
+    return [0.5 + 0.5 * (int.from_bytes(draw[:8], "big") / 2**64) for draw in draws]
+
+
+def replaced(
+    attention: Mapping[int, float], identifiers: Mapping[int, frozenset[str]], parameters: Parameters
+) -> Iterator[int]:
+    """Blocks that a later block of the same observation replaces: the stale rule (paper §4.2, D.1).
+
+    a is replaced by a later b when their identifiers overlap (Jaccard) and b draws more than `stale_ratio` times the
+    attention of a, plus `stale_floor` of the largest. The cheap tests come first: most pairs differ in attention or in
+    the number of identifiers by too much to be compared.
+    """
+    floor = parameters.stale_floor * max(attention.values(), default=0.0)
+    threshold = parameters.stale_jaccard
+    described = [(v, attention[v], identifiers[v]) for v in sorted(attention) if identifiers.get(v)]
+    for position, (ordinal, received, words) in enumerate(described):
+        least = parameters.stale_ratio * received + floor
+        for _, later, others in described[position + 1 :]:
+            if later > least and _jaccard_exceeds(words, others, threshold):
+                yield ordinal
+                break
+
+
+def _jaccard_exceeds(left: frozenset[str], right: frozenset[str], threshold: float) -> bool:
+    small, large = sorted((len(left), len(right)))
+    if small <= threshold * large:  # even a subset would not overlap enough
+        return False
+    shared = len(left & right)
+    return shared > threshold * (small + large - shared)

@@ -1,0 +1,301 @@
+"""Which blocks of a history to send: protected records first, then by score, then what those depend on.
+
+A pure function of values: it knows no messages, no text and no clock. `select` chooses; a `Selection` holds the choice
+and explains it, block by block, when asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from graphstore.blocks import BlockKind
+from graphstore.graph import ContextGraph
+from graphstore.parameters import Parameters
+from graphstore.records import SelectionRow, VerdictRow
+from graphstore.scoring import exploration, lexical_cue, standardised
+
+__all__ = ["HistoryBlock", "Parameters", "Scores", "Selection", "select"]
+
+ROUNDING = 1e-9  # beta * cost may fall a hair below the integer that it is on paper
+
+OVERFULL = "protected blocks alone exceed the budget"
+CAPPED = "request cap"
+UNCAPPABLE = "request cap cannot be met: everything is sent"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBlock:
+    """A block that may be left out. `ordinal` names it in the graph; `cost` is in characters."""
+
+    ordinal: int
+    kind: BlockKind
+    cost: int
+    edits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """s(v) of Eq. 3 and its channels, aligned with the history. `exploration` is 0 for observed blocks."""
+
+    total: list[float]
+    z_u: list[float]
+    z_lex: list[float]
+    exploration: list[float]
+    stale: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The choice, all blocks by ordinal. Chronological, but for `expanded`, which is in order of addition.
+
+    `over_cap`: users and pinned blocks alone make the request too long. Everything is then chosen, because the
+    original request is the only honest answer.
+    """
+
+    chosen: tuple[int, ...]
+    protected: tuple[int, ...]  # P
+    seeds: tuple[int, ...]  # C0: protected and packed, before expansion
+    expanded: tuple[int, ...]
+    capped: tuple[int, ...]  # chosen, then dropped to meet the request cap
+    budget: int  # B, characters
+    allowance: int  # (1 + delta) B, what expansion may reach
+    cost: int  # c(C)
+    protected_cost: int  # c(P)
+    total_cost: int  # c(V)
+    over_cap: bool
+    scores: Scores
+    _history: Sequence[HistoryBlock]
+    _ranking: list[int]  # positions of the unprotected, best first
+    _reasons: dict[int, str]  # position -> why protected
+    _dependents: dict[int, int]  # expanded position -> position of the block that it was added for
+
+    @property
+    def overfull(self) -> bool:
+        """True when the protected blocks alone exceed even what expansion may reach."""
+        return self.protected_cost > self.allowance
+
+    def verdicts(self) -> tuple[VerdictRow, ...]:
+        """Why each block was kept or left out, in chronological order."""
+        chosen, seeds, capped = set(self.chosen), set(self.seeds), set(self.capped)
+        rank = {position: place for place, position in enumerate(self._ranking, 1)}
+        last_packed = max(
+            (rank.get(i, 0) for i, block in enumerate(self._history) if block.ordinal in seeds), default=0
+        )
+
+        def explain(position: int, ordinal: int) -> tuple[str, str]:
+            if ordinal in capped:
+                return "left out", CAPPED
+            if position in self._reasons:
+                return "protected", self._reasons[position]
+            place = f"rank {rank[position]} of {len(rank)}"
+            if ordinal in seeds:
+                return "packed", place
+            if position in self._dependents:
+                return "expanded", f"for block {self._history[self._dependents[position]].ordinal}"
+            if ordinal in chosen:
+                return "protected", UNCAPPABLE
+            if self.scores.stale[position]:
+                return "left out", "stale"
+            if self.overfull:
+                return "left out", OVERFULL
+            return "left out", "did not fit" if rank[position] < last_packed else place
+
+        return tuple(
+            VerdictRow(
+                block.ordinal,
+                block.ordinal in chosen,
+                *explain(position, block.ordinal),
+                score=self.scores.total[position],
+                z_u=self.scores.z_u[position],
+                z_lex=self.scores.z_lex[position],
+                exploration=self.scores.exploration[position],
+                rank=rank.get(position),
+            )
+            for position, block in enumerate(self._history)
+        )
+
+    def to_row(
+        self,
+        *,
+        id: int,
+        session_id: int,
+        exchange_id: int,
+        turn: int,
+        created_at: float,
+        applied: bool,
+        reason: str,
+        parameters: Parameters,
+        notice: bool,
+    ) -> SelectionRow:
+        """The row that the archive keeps. `reason` says why the context may be selected anew."""
+        return SelectionRow(
+            id=id,
+            session_id=session_id,
+            exchange_id=exchange_id,
+            turn=turn,
+            created_at=created_at,
+            applied=applied,
+            reason=reason,
+            parameters=parameters.to_json(),
+            budget=self.budget,
+            cost=self.cost,
+            protected_cost=self.protected_cost,
+            total_cost=self.total_cost,
+            notice=notice,
+            verdicts=self.verdicts(),
+        )
+
+
+def select(
+    history: Sequence[HistoryBlock],
+    texts: Sequence[frozenset[str]],
+    request: frozenset[str],
+    graph: ContextGraph,
+    parameters: Parameters,
+    *,
+    session: str,
+    turn: int,
+    rest_chars: int = 0,
+) -> Selection:
+    """Choose the blocks to send with a request (paper §4.3, Algorithm 1, Eq. 6).
+
+    `texts` are the identifiers of each block of `history`, `request` those of the user's new words; `session` and
+    `turn` name the exploration draw. `rest_chars` is the cost of what is sent besides the history. With the default of
+    0 the request cap bounds the history alone.
+
+    Bound: every protected block is chosen and c(C) <= max(c(P), (1 + delta) B), unless the request cap intervenes.
+    """
+    scores = score(history, texts, request, graph, parameters, session=session, turn=turn)
+    costs = [block.cost for block in history]
+    reasons = protection(history)
+    total, protected_cost = sum(costs), sum(costs[i] for i in reasons)
+    budget = int(parameters.beta * total + ROUNDING)
+    allowance = int((1 + parameters.delta) * budget + ROUNDING)
+
+    ranking = [i for i in range(len(history)) if i not in reasons]
+    ranking.sort(key=scores.total.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
+    packed, cost = _pack(ranking, costs, protected_cost, budget)
+    seeds = sorted([*reasons, *packed])
+    dependents = _expand(seeds, history, scores.stale, graph, allowance - cost)
+    chosen = {*seeds, *dependents}
+    capped = _cap(chosen, history, reasons, parameters.request_cap_chars - rest_chars)
+    if capped is None:
+        chosen = set(range(len(history)))
+    else:
+        chosen.difference_update(capped)
+
+    def ordinals(positions: Sequence[int]) -> tuple[int, ...]:
+        return tuple([history[i].ordinal for i in positions])
+
+    return Selection(
+        chosen=ordinals(sorted(chosen)),
+        protected=ordinals(sorted(reasons)),
+        seeds=ordinals(seeds),
+        expanded=ordinals(list(dependents)),
+        capped=ordinals(sorted(capped or ())),
+        budget=budget,
+        allowance=allowance,
+        cost=sum(costs[i] for i in chosen),
+        protected_cost=protected_cost,
+        total_cost=total,
+        over_cap=capped is None,
+        scores=scores,
+        _history=history,
+        _ranking=ranking,
+        _reasons=reasons,
+        _dependents=dependents,
+    )
+
+
+def score(
+    history: Sequence[HistoryBlock],
+    texts: Sequence[frozenset[str]],
+    request: frozenset[str],
+    graph: ContextGraph,
+    parameters: Parameters,
+    *,
+    session: str,
+    turn: int,
+) -> Scores:
+    """s(v) = z(u) + lambda z(lex) + epsilon xi [never observed] - kappa [stale] (paper §4.3, Eq. 3)."""
+    ordinals = [block.ordinal for block in history]
+    z_u = standardised(graph.importance(ordinals))
+    z_lex = standardised(lexical_cue(texts, request))
+    observed, stale = graph.observed(ordinals), graph.stale(ordinals)
+    fresh = [ordinal for ordinal, seen in zip(ordinals, observed, strict=True) if not seen]
+    draws = iter(exploration(fresh, seed=parameters.seed, session=session, turn=turn))
+    xi = [0.0 if seen else next(draws) for seen in observed]
+    lam, eps, kappa = parameters.lam, parameters.eps, parameters.kappa
+    total = [
+        u + lam * lex + eps * draw - kappa * gone for u, lex, draw, gone in zip(z_u, z_lex, xi, stale, strict=True)
+    ]
+    return Scores(total, z_u, z_lex, xi, stale)
+
+
+def protection(history: Sequence[HistoryBlock]) -> dict[int, str]:
+    """P: positions that are never left out for their score, with the rule that protects each (paper §4.3)."""
+    reasons: dict[int, str] = {}
+    latest = {path: position for position, block in enumerate(history) for path in block.edits}
+    edits: dict[int, list[str]] = {}
+    for path, position in latest.items():
+        edits.setdefault(position, []).append(path)
+    for position, block in enumerate(history):
+        if block.kind == "user":
+            reasons[position] = "user message"
+        elif block.kind == "pinned":
+            reasons[position] = "pinned"
+        elif position in edits:
+            reasons[position] = f"latest edit of {', '.join(edits[position])}"
+    return reasons
+
+
+def _pack(ranking: Sequence[int], costs: Sequence[int], cost: int, budget: int) -> tuple[list[int], int]:
+    """Add blocks in order of rank while they fit; one that does not fit is skipped, not the end (Algorithm 1)."""
+    packed = []
+    for position in ranking:
+        if cost + costs[position] <= budget:
+            packed.append(position)
+            cost += costs[position]
+    return packed, cost
+
+
+def _expand(
+    seeds: Sequence[int], history: Sequence[HistoryBlock], stale: Sequence[bool], graph: ContextGraph, room: int
+) -> dict[int, int]:
+    """Supports to add, in order of addition, each with the seed that it is for: one hop, within `room` characters."""
+    supports = graph.supports_of([history[i].ordinal for i in seeds])
+    if not supports:
+        return {}
+    positions = {block.ordinal: position for position, block in enumerate(history)}
+    taken = set(seeds)
+    added: dict[int, int] = {}
+    for seed in seeds:
+        for ordinal in supports.get(history[seed].ordinal, ()):
+            position = positions.get(ordinal)
+            if position is None or position in taken or stale[position] or history[position].cost > room:
+                continue
+            taken.add(position)
+            added[position] = seed
+            room -= history[position].cost
+    return added
+
+
+def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str], cap: int) -> list[int] | None:
+    """Positions to drop so that the chosen cost at most `cap`: the oldest first, protected edits last (ours).
+
+    None when even users and pinned blocks alone cost more.
+    """
+    excess = sum(history[i].cost for i in chosen) - cap
+    dropped = []
+    for position in _droppable(chosen, history, reasons):
+        if excess <= 0:
+            break
+        dropped.append(position)
+        excess -= history[position].cost
+    return dropped if excess <= 0 else None
+
+
+def _droppable(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str]) -> Iterator[int]:
+    order = sorted(chosen)
+    edits = (i for i in order if i in reasons and history[i].kind not in ("user", "pinned"))
+    return chain((i for i in order if i not in reasons), edits)
