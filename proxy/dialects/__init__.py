@@ -1,0 +1,7 @@
+"""The wire formats that the proxy reads, by name."""
+
+from proxy.dialects.base import Dialect, DialectName
+from proxy.dialects.chat import ChatDialect
+from proxy.dialects.responses import ResponsesDialect
+
+DIALECTS: dict[DialectName, Dialect] = {"chat": ChatDialect(), "responses": ResponsesDialect()}

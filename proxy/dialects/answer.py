@@ -1,0 +1,89 @@
+"""The half of reading an answer that both wire formats share: JSON or events, errors, values of unknown shape."""
+
+from typing import Any
+
+from proxy.dialects.base import Answer, Usage
+from proxy.dialects.scan import Malformed, read_value, render_value, split_array, split_object
+from proxy.dialects.usage import parse_usage
+
+Members = dict[str, bytes]  # raw value by key
+
+
+def is_event_stream(body: bytes, content_type: str) -> bool:
+    """By the header, else by the first bytes: some upstreams label their streams as plain text or not at all."""
+    if content_type.partition(";")[0].strip().lower() == "text/event-stream":
+        return True
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+
+
+def members(raw: bytes) -> Members:
+    """Raw members of an object; empty for anything else. A null member counts as absent."""
+    try:
+        spans = split_object(raw)
+    except Malformed:
+        return {}
+    values = {name: raw[start:end] for name, (start, end) in spans.items()}
+    return {name: value for name, value in values.items() if value != b"null"}
+
+
+def elements(raw: bytes) -> list[bytes]:
+    """Raw elements of an array; empty for anything else."""
+    try:
+        return [raw[start:end] for start, end in split_array(raw, (0, len(raw)))]
+    except Malformed:
+        return []
+
+
+def read_or_none(raw: bytes | None) -> Any:
+    try:
+        return read_value(raw) if raw else None
+    except Malformed:
+        return None
+
+
+def text_or_none(raw: bytes | None) -> str | None:
+    value = read_or_none(raw)
+    return value if isinstance(value, str) else None
+
+
+def error_text(raw: bytes) -> str:
+    """What an error object says, with its code: `{"message", "code", "type"}`, or plain text."""
+    error = read_or_none(raw)
+    if not isinstance(error, dict):
+        return error if isinstance(error, str) else raw.decode(errors="replace")
+    message, code = error.get("message"), error.get("code") or error.get("type")
+    told = [str(part) for part in (code, message) if part]
+    return ": ".join(told) or render_value(error).decode()
+
+
+def body_error(body: Members) -> str | None:
+    """The error of a JSON body or chunk: `{"error": ...}`, or the flat `{"object": "error", "message": ...}`."""
+    if "error" in body:
+        return error_text(body["error"])
+    if text_or_none(body.get("object")) == "error":
+        return text_or_none(body.get("message")) or "unnamed error"
+    return None
+
+
+def build_answer(
+    messages: list[bytes],
+    *,
+    text: str,
+    complete: bool,
+    waits_for_result: bool,
+    usage: bytes | None,
+    response_id: str | None,
+    error: str | None,
+    transformations: int = 0,
+) -> Answer:
+    return Answer(
+        messages=tuple(messages),
+        text=text,
+        complete=complete,
+        ends_turn=complete and error is None and bool(messages) and not waits_for_result,
+        usage_raw=usage.decode(errors="replace") if usage else None,
+        usage=parse_usage(usage) if usage else Usage(),
+        response_id=response_id,
+        transformations=transformations,
+        error=error,
+    )

@@ -1,0 +1,95 @@
+"""The text, the size and a one-line label of message content, shared by both wire formats.
+
+Total: whatever a client puts where content should stand has some text, perhaps none, and some size.
+"""
+
+import json
+from typing import Any
+
+from proxy.dialects.scan import render_value
+
+PART_CHARS = 4_000  # what an image, sound or file counts; its base64 length says nothing of its worth
+LABEL_CHARS = 80
+
+NOTICE = (
+    "Earlier messages of this conversation are not shown here. "
+    "The files of the workspace and their contents are unchanged by this."
+)
+
+_TELLING_ARGUMENTS = ("file_path", "filePath", "path", "notebook_path", "target_file", "filename", "file") + (
+    "command",
+    "cmd",
+    "pattern",
+    "query",
+    "url",
+    "description",
+    "prompt",
+)
+
+
+def content_texts(content: Any) -> list[str]:
+    """Text of `content`, part by part: a string, or a list of parts with `text` or `refusal`."""
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        return []
+    return [text for text in map(_part_text, content) if text is not None]
+
+
+def content_chars(content: Any, part_chars: int) -> int:
+    """Characters of the text, and `part_chars` for every part that is not text."""
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        return len(content) if isinstance(content, str) else 0
+    texts = [_part_text(part) for part in content]
+    return sum(part_chars if text is None else len(text) for text in texts)
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        for key in ("text", "refusal"):
+            if isinstance(part.get(key), str):
+                return str(part[key])
+    return None
+
+
+def join_texts(texts: list[str]) -> str:
+    return "\n".join(text for text in texts if text)
+
+
+def argument_text(arguments: Any) -> str:
+    """Arguments as sent: mostly JSON in a string, sometimes an object."""
+    return arguments if isinstance(arguments, str) else render_value(arguments).decode()
+
+
+def call_line(name: str, arguments: Any) -> str:
+    """A call for people: the tool's name with the file, command or first text among its arguments."""
+    return f"{name} {_telling(arguments)}".strip()
+
+
+def _telling(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments)
+    if not isinstance(arguments, dict):
+        return "" if arguments is None else str(arguments)
+    values = [arguments[key] for key in _TELLING_ARGUMENTS if key in arguments] + list(arguments.values())
+    for value in values:
+        if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+            return " ".join(value)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of white space as one space, cut to `LABEL_CHARS` characters."""
+    line = " ".join(text[: 20 * LABEL_CHARS].split())
+    return line if len(line) <= LABEL_CHARS else line[: LABEL_CHARS - 1] + "…"
