@@ -1,0 +1,327 @@
+"""Queries over the archive; every answer is a value of `graphstore.records` or plain bytes, never a database row.
+
+Connections are read-only and each query runs in a transaction of its own, so a reader may live in any thread or in
+another process while the writer works. All methods raise `ArchiveUnavailable` when the file fails.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    Table,
+    func,
+    or_,
+    select,
+)
+
+from graphstore.records import (
+    BlockRow,
+    EdgeRow,
+    ExchangeRow,
+    NodeState,
+    SelectionRow,
+    SessionRow,
+    VerdictRow,
+)
+from graphstore.store.blobs import unpack
+from graphstore.store.engine import ArchiveUnavailable, explain
+from graphstore.store.schema import (
+    answers,
+    block_nodes,
+    blocks,
+    edges,
+    exchanges,
+    messages,
+    nodes,
+    selection_blocks,
+    selections,
+    sessions,
+)
+
+LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
+
+
+class AmbiguousSession(LookupError):
+    """A short name that several sessions share; `names` are theirs."""
+
+    def __init__(self, reference: str, names: Sequence[str]) -> None:
+        super().__init__(f"{reference!r} may be {', '.join(names)}; type more of the name")
+        self.names = tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class NextIds:
+    """First free id of the rows that are numbered; messages and nodes take theirs from their digest (`row_id`)."""
+
+    sessions: int
+    exchanges: int
+    selections: int
+
+
+class Reader:
+    """Read access to one archive. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """One consistent view of the archive, for callers with queries of their own."""
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except Exception as error:
+            if isinstance(error, ArchiveUnavailable) or (trouble := explain(error)) is None:
+                raise
+            raise trouble from error
+
+    # -- ids and content ----------------------------------------------------------------------------------------
+
+    def next_ids(self) -> NextIds:
+        with self.snapshot() as db:
+            return NextIds(*(_next_id(db, table) for table in (sessions, exchanges, selections)))
+
+    def find_nodes(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int, int]]:
+        """Digest -> (node id, depth, message id) of the chain nodes that are stored."""
+        query = select(nodes.c.digest, nodes.c.id, nodes.c.depth, nodes.c.message_id)
+        with self.snapshot() as db:
+            rows = _among(db, query, nodes.c.digest, digests)
+            return {row.digest: (row.id, row.depth, row.message_id) for row in rows}
+
+    def find_messages(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Digest -> id of the messages that are stored."""
+        with self.snapshot() as db:
+            rows = _among(db, select(messages.c.digest, messages.c.id), messages.c.digest, digests)
+            return {row.digest: row.id for row in rows}
+
+    def message_contents(self, ids: Iterable[int]) -> dict[int, bytes]:
+        """Id -> raw bytes of the messages that are stored."""
+        query = select(messages.c.id, messages.c.codec, messages.c.content)
+        with self.snapshot() as db:
+            return {row.id: unpack(row.codec, row.content) for row in _among(db, query, messages.c.id, ids)}
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def list_sessions(self) -> list[SessionRow]:
+        """All sessions, the most recently active first."""
+        return self._sessions()
+
+    def recent_sessions(self, scope: bytes, limit: int) -> list[SessionRow]:
+        return self._sessions(sessions.c.scope == scope, limit=limit)
+
+    def sessions_by_client_id(self, scope: bytes, client_id: str) -> list[SessionRow]:
+        """Sessions that the client itself calls so, the most recently active first."""
+        return self._sessions(sessions.c.scope == scope, sessions.c.client_id == client_id)
+
+    def sessions_by_heads(self, node_ids: Iterable[int]) -> list[SessionRow]:
+        """Sessions whose history ends at one of these nodes, the most recently active first."""
+        return self._sessions_among(select(sessions), sessions.c.head_node_id, node_ids)
+
+    def sessions_through(self, node_ids: Iterable[int]) -> list[SessionRow]:
+        """Sessions one of whose blocks stands or once stood at one of these nodes, the most recently active first."""
+        query = select(sessions).join(block_nodes, block_nodes.c.session_id == sessions.c.id).distinct()
+        return self._sessions_among(query, block_nodes.c.node_id, node_ids)
+
+    def load_session(self, reference: int | str) -> SessionRow | None:
+        """By id, by name, or by the beginning of a name. Raises `AmbiguousSession`."""
+        if isinstance(reference, int):
+            found = self._sessions(sessions.c.id == reference)
+            return found[0] if found else None
+        found = self._sessions(sessions.c.name.startswith(reference, autoescape=True))
+        found = [row for row in found if row.name == reference] or found
+        if len(found) > 1:
+            raise AmbiguousSession(reference, [row.name for row in found])
+        return found[0] if found else None
+
+    def _sessions(self, *conditions: ColumnElement[bool], limit: int | None = None) -> list[SessionRow]:
+        query = select(sessions).where(*conditions).order_by(sessions.c.last_active_at.desc(), sessions.c.id.desc())
+        with self.snapshot() as db:
+            return [_session(row) for row in db.execute(query.limit(limit))]
+
+    def _sessions_among(
+        self, query: Select[Any], column: ColumnElement[Any], node_ids: Iterable[int]
+    ) -> list[SessionRow]:
+        with self.snapshot() as db:
+            found = {row.id: row for row in (_session(row) for row in _among(db, query, column, node_ids))}
+        return sorted(found.values(), key=lambda row: (row.last_active_at, row.id), reverse=True)
+
+    # -- histories ----------------------------------------------------------------------------------------------
+
+    def load_path(self, head_node_id: int) -> list[tuple[int, bytes, int, bytes]]:
+        """(node id, node digest, message id, message digest) of every position up to this node, the first one first."""
+        path = _path(head_node_id)
+        query = (
+            select(path.c.id, path.c.digest, messages.c.id, messages.c.digest)
+            .join(messages, messages.c.id == path.c.message_id)
+            .order_by(path.c.depth)
+        )
+        with self.snapshot() as db:
+            return [(node, digest, message, raw) for node, digest, message, raw in db.execute(query)]
+
+    def path_contents(self, head_node_id: int) -> list[bytes]:
+        """Raw bytes of every message up to this node, the first one first."""
+        path = _path(head_node_id)
+        query = (
+            select(messages.c.codec, messages.c.content)
+            .join(path, messages.c.id == path.c.message_id)
+            .order_by(path.c.depth)
+        )
+        with self.snapshot() as db:
+            return [unpack(codec, content) for codec, content in db.execute(query)]
+
+    def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]:
+        """Blocks in order. `node_ids` are those on the session's present path; of a block that stands on it no longer
+        (the client went back before it), all that it ever had."""
+        query = select(blocks).where(blocks.c.session_id == session_id).order_by(blocks.c.ordinal)
+        with self.snapshot() as db:
+            standing = _present_nodes(db, session_id)
+            return [_block(row, standing.get(row.ordinal, ())) for row in db.execute(query)]
+
+    def block_tokens(self, session_id: int) -> dict[int, int]:
+        """Ordinal -> tokens of the messages that `load_blocks` names."""
+        with self.snapshot() as db:
+            standing = _present_nodes(db, session_id)
+            query = select(nodes.c.id, messages.c.tokens).join(messages, messages.c.id == nodes.c.message_id)
+            ids = (node for nodes_of_block in standing.values() for node in nodes_of_block)
+            tokens = dict(tuple(row) for row in _among(db, query, nodes.c.id, ids))
+        return {ordinal: sum(tokens[node] for node in members) for ordinal, members in standing.items()}
+
+    def load_edges(self, session_id: int) -> list[EdgeRow]:
+        """Edges in the order in which they were first stored."""
+        query = (
+            select(edges.c.support, edges.c.dependent, edges.c.weight, edges.c.position)
+            .where(edges.c.session_id == session_id)
+            .order_by(edges.c.position)
+        )
+        with self.snapshot() as db:
+            return [EdgeRow(*row) for row in db.execute(query)]
+
+    # -- exchanges and decisions --------------------------------------------------------------------------------
+
+    def session_exchanges(self, session_id: int) -> list[ExchangeRow]:
+        query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id)
+        with self.snapshot() as db:
+            return [_exchange(row) for row in db.execute(query)]
+
+    def last_exchange(self, session_id: int) -> ExchangeRow | None:
+        query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id.desc()).limit(1)
+        with self.snapshot() as db:
+            row = db.execute(query).first()
+            return None if row is None else _exchange(row)
+
+    def answers_of(self, exchange_ids: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """Exchange id -> message ids of its response, in order."""
+        query = select(answers.c.exchange_id, answers.c.position, answers.c.message_id)
+        found: dict[int, list[int]] = {}
+        with self.snapshot() as db:
+            for exchange, _, message in sorted(map(tuple, _among(db, query, answers.c.exchange_id, exchange_ids))):
+                found.setdefault(exchange, []).append(message)
+        return {exchange: tuple(members) for exchange, members in found.items()}
+
+    def recent_answer_contents(
+        self, limit: int, *, scope: bytes | None = None, session_ids: Sequence[int] = ()
+    ) -> list[tuple[int, bytes]]:
+        """(session id, raw bytes) of the newest answers of these sessions or of all sessions in a scope."""
+        query = (
+            select(exchanges.c.session_id, messages.c.codec, messages.c.content)
+            .join(answers, answers.c.exchange_id == exchanges.c.id)
+            .join(messages, messages.c.id == answers.c.message_id)
+            .join(sessions, sessions.c.id == exchanges.c.session_id)
+            .where(or_(sessions.c.scope == scope, sessions.c.id.in_(session_ids)))
+            .order_by(exchanges.c.id.desc(), answers.c.position.desc())
+            .limit(limit)
+        )
+        with self.snapshot() as db:
+            return [(session, unpack(codec, content)) for session, codec, content in db.execute(query)]
+
+    def load_selection(self, selection_id: int) -> SelectionRow | None:
+        verdicts = (
+            select(selection_blocks)
+            .where(selection_blocks.c.selection_id == selection_id)
+            .order_by(selection_blocks.c.ordinal)
+        )
+        with self.snapshot() as db:
+            row = db.execute(select(selections).where(selections.c.id == selection_id)).mappings().first()
+            if row is None:
+                return None
+            found = tuple(
+                VerdictRow(**{name: value for name, value in verdict.items() if name != "selection_id"})
+                for verdict in db.execute(verdicts).mappings()
+            )
+            return SelectionRow(**row, verdicts=found)
+
+
+def _next_id(db: Connection, table: Table) -> int:
+    return int(db.scalar(select(func.coalesce(func.max(table.c.id), 0))) or 0) + 1
+
+
+def _among(
+    db: Connection, query: Select[Any], column: ColumnElement[Any], wanted: Iterable[object]
+) -> Iterator[Row[Any]]:
+    """Rows whose column is one of the wanted values, asked for in pieces."""
+    values = list(dict.fromkeys(wanted))
+    for start in range(0, len(values), LOOKUP_MAX):
+        yield from db.execute(query.where(column.in_(values[start : start + LOOKUP_MAX])))
+
+
+def _path(head_node_id: int | ColumnElement[int]) -> CTE:
+    """Recursive walk from a node to the beginning of its history."""
+    start = select(nodes).where(nodes.c.id == head_node_id).cte("path", recursive=True)
+    return start.union_all(select(nodes).join(start, nodes.c.id == start.c.parent_id))
+
+
+def _present_nodes(db: Connection, session_id: int) -> dict[int, tuple[int, ...]]:
+    """Ordinal -> node ids in order of depth: those on the session's path, else all of the block."""
+    head = select(sessions.c.head_node_id).where(sessions.c.id == session_id).scalar_subquery()
+    path = _path(head)
+    query = (
+        select(block_nodes.c.ordinal, nodes.c.id, path.c.id.is_not(None))
+        .join(nodes, nodes.c.id == block_nodes.c.node_id)
+        .outerjoin(path, path.c.id == nodes.c.id)
+        .where(block_nodes.c.session_id == session_id)
+        .order_by(nodes.c.depth, nodes.c.id)
+    )
+    standing: dict[int, list[int]] = {}
+    former: dict[int, list[int]] = {}
+    for ordinal, node, stands in db.execute(query):
+        (standing if stands else former).setdefault(ordinal, []).append(node)
+    return {ordinal: tuple(members) for ordinal, members in (former | standing).items()}
+
+
+def _session(row: Row[Any]) -> SessionRow:
+    return SessionRow(**row._mapping)
+
+
+def _exchange(row: Row[Any]) -> ExchangeRow:
+    return ExchangeRow(**row._mapping)
+
+
+def _block(row: Row[Any], node_ids: tuple[int, ...]) -> tuple[BlockRow, NodeState]:
+    block = BlockRow(
+        session_id=row.session_id,
+        ordinal=row.ordinal,
+        kind=row.kind,
+        cost=row.cost,
+        node_ids=node_ids,
+        edits=tuple(json.loads(row.edits)),
+        label=row.label,
+    )
+    return block, NodeState(row.ordinal, row.u, row.observed, row.stale)

@@ -1,0 +1,424 @@
+"""The only module that writes: one thread, one connection, a bounded queue of batches.
+
+Batches wait in order until a transaction has taken them, several at a time. What fails because of the file, the disk or
+the machine stays at the head of the queue and is tried again with growing pauses, later rows refer to earlier ones;
+what fails because of its own content is skipped and counted. Nothing here blocks or is awaited on the request path
+except the future of a durable batch.
+"""
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, bindparam, case, select
+from sqlalchemy.dialects.sqlite import Insert, insert
+
+from graphstore.records import Batch, BlockRow, EdgeRow, MessageRow, NodeState, SelectionRow
+from graphstore.store import schema
+from graphstore.store.blobs import pack
+from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
+
+log = logging.getLogger(__name__)
+
+QUEUE_BATCHES_MAX = 2048  # at one batch per request and answer: minutes of a busy proxy with a failing disk
+GROUP_BATCHES_MAX = 64  # per transaction: the commit is shared, and a durable batch never waits for more than this
+RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
+
+CountTokens = Callable[[str], int]
+Pause = Callable[[threading.Event, float], object]
+
+
+class QueueFull(ArchiveUnavailable):
+    """The batch was not taken: the writer is behind or its file fails. The caller goes on without the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailure:
+    """The last thing that went wrong, until a later write succeeds."""
+
+    at: float
+    kind: Kind
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M:%S} UTC: {self.problem}; {self.remedy}"
+
+
+@dataclass(slots=True)
+class _Job:
+    batch: Batch
+    durable: bool
+    done: "Future[None]" = field(default_factory=Future)
+
+    def tell(self, error: Exception | None) -> None:
+        """Resolve the future once; a batch that is tried again has already told its caller."""
+        if self.done.done() or not self.done.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class Writer:
+    """Owns the writing connection. Thread-safe; start it with `start`, end it with `close`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        count_tokens: CountTokens,
+        clock: Callable[[], float],
+        queue_max: int = QUEUE_BATCHES_MAX,
+        pause: Pause = threading.Event.wait,
+    ) -> None:
+        self._engine = engine
+        self._count_tokens = count_tokens
+        self._clock = clock
+        self._queue_max = queue_max
+        self._pause = pause
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._hurry = threading.Event()  # ends a pause: somebody waits for a durable batch, or we are closing
+        self._closing = False
+        self._attempts = 0
+        self._lost = 0
+        self._failure: WriteFailure | None = None
+        self._thread = threading.Thread(target=self._run, name="recap-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- for callers --------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Batches accepted and not yet committed."""
+        return len(self._jobs)
+
+    @property
+    def lost(self) -> int:
+        """Batches accepted and given up: refused by the database for their content, or unwritten at close."""
+        return self._lost
+
+    @property
+    def failure(self) -> WriteFailure | None:
+        return self._failure
+
+    def submit(self, batch: Batch, *, durable: bool = False) -> "Future[None]":
+        """Queue one batch; never blocks. Raises `QueueFull`, or `ArchiveUnavailable` after `close`.
+
+        The future resolves when the batch is committed; with `durable`, when it has also reached the disk. It gets an
+        `ArchiveUnavailable` at the first failure. A batch that failed because of the file or the disk stays queued all
+        the same and is tried again; of a durable one only its history: the decision that it carried did not happen.
+        """
+        job = _Job(batch, durable)
+        with self._changed:
+            if self._closing:
+                raise ArchiveUnavailable("closed", "the archive is closed", "restart the proxy")
+            if len(self._jobs) >= self._queue_max:
+                remedy = self._failure.remedy if self._failure else "wait until the disk has caught up"
+                raise QueueFull("busy", f"{len(self._jobs)} batches wait to be written", remedy)
+            self._jobs.append(job)
+            if durable:
+                self._hurry.set()
+            self._changed.notify()
+        return job.done
+
+    def record_observation(
+        self, session_id: int, nodes: Sequence[NodeState], edges: Sequence[EdgeRow]
+    ) -> "Future[None]":
+        """Replace u, observed and stale of the given blocks; add edges, of known ones keep place and larger weight."""
+        return self.submit(Batch(inherited=((session_id, tuple(nodes), tuple(edges)),)))
+
+    def close(self, timeout_s: float | None = 10.0) -> None:
+        """Write what is queued and stop. What cannot be written is counted as lost. Safe to call twice."""
+        with self._changed:
+            self._closing = True
+            self._hurry.set()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._count_tokens("")  # loads the rank table before the first request needs it
+        while group := self._next_group():
+            if self._store(group):
+                continue
+            if self._closing:
+                self._give_up()
+            else:
+                self._rest()
+        with suppress(Exception), self._engine.connect() as connection:
+            pragma(connection, "wal_checkpoint(TRUNCATE)")
+
+    def _next_group(self) -> tuple[_Job, ...]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            return tuple(islice(self._jobs, GROUP_BATCHES_MAX))
+
+    def _store(self, group: tuple[_Job, ...]) -> bool:
+        """Commit a group from the head of the queue; False when file or disk failed and the rest must wait."""
+        try:
+            self._commit(group)
+        except Exception as error:
+            trouble = explain(error)
+            if trouble is not None:
+                self._keep(trouble, error)
+                return False
+            if len(group) > 1:
+                return all(self._store((job,)) for job in group)
+            self._skip(group[0], error)
+        else:
+            self._failure = None
+            self._attempts = 0
+            self._leave(group, None)
+        return True
+
+    def _commit(self, group: tuple[_Job, ...]) -> None:
+        durable = any(job.durable for job in group)
+        with self._engine.connect() as connection:
+            pragma(connection, f"synchronous={'FULL' if durable else 'NORMAL'}")
+            with connection.begin():
+                for job in group:
+                    _Transaction(connection, self._count_tokens, self._clock()).write(job.batch)
+
+    def _leave(self, group: tuple[_Job, ...], error: Exception | None) -> None:
+        """Take a group off the head of the queue and tell its callers."""
+        with self._changed:
+            for _ in group:
+                self._jobs.popleft()
+        for job in group:
+            job.tell(error)
+
+    def _keep(self, trouble: ArchiveUnavailable, error: Exception) -> None:
+        """File or disk failed: tell everyone who waits, keep all history queued, start over with a new connection."""
+        self._note(trouble, error)
+        self._engine.dispose()
+        with self._changed:
+            waiting = tuple(self._jobs)
+            for job in waiting:
+                if job.durable:
+                    job.batch, job.durable = _history_of(job.batch), False
+            self._hurry.clear()
+        for job in waiting:
+            job.tell(trouble)
+
+    def _skip(self, job: _Job, error: Exception) -> None:
+        trouble = ArchiveUnavailable(
+            "rejected", f"the database refused a batch: {error}", "run `recap verify` and report this message"
+        )
+        trouble.__cause__ = error
+        self._lost += 1
+        self._note(trouble, error)
+        self._leave((job,), trouble)
+
+    def _note(self, trouble: ArchiveUnavailable, error: Exception) -> None:
+        self._failure = WriteFailure(self._clock(), trouble.kind, trouble.problem, trouble.remedy)
+        log.warning(
+            "archive.write_failed kind=%s problem=%r remedy=%r waiting=%d lost=%d",
+            trouble.kind,
+            trouble.problem,
+            trouble.remedy,
+            len(self._jobs),
+            self._lost,
+            exc_info=error if trouble.kind == "rejected" else None,
+        )
+
+    def _give_up(self) -> None:
+        with self._changed:
+            group = tuple(self._jobs)
+        self._lost += len(group)
+        log.error("archive.unwritten batches=%d", len(group))
+        self._leave(group, ArchiveUnavailable("closed", "the archive was closed before it could write", "see the log"))
+
+    def _rest(self) -> None:
+        pause = RETRY_PAUSES_S[min(self._attempts, len(RETRY_PAUSES_S) - 1)]
+        self._attempts += 1
+        self._pause(self._hurry, pause)
+
+
+def _history_of(batch: Batch) -> Batch:
+    """What remains of a batch whose decision could not be made durable in time: the request went out unchanged."""
+    undecided = {selection.id for selection in batch.selections}
+    if not undecided:
+        return batch
+    return replace(
+        batch,
+        selections=(),
+        sessions=tuple(replace(s, selection_id=None) if s.selection_id in undecided else s for s in batch.sessions),
+        exchanges=tuple(replace(e, selection_id=None) if e.selection_id in undecided else e for e in batch.exchanges),
+    )
+
+
+# -- statements, built once: rebuilding them would cost more than running them --------------------------------------
+
+
+def _add(table: Table) -> Insert:
+    return insert(table).on_conflict_do_nothing()
+
+
+def _replace(table: Table, columns: Iterable[str] | None = None) -> Insert:
+    statement = insert(table)
+    keys = [column.name for column in table.primary_key]
+    names = columns or [column.name for column in table.columns if column.name not in keys]
+    return statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in names})
+
+
+def _raise_weight() -> Insert:
+    statement = insert(schema.edges)
+    known, new = schema.edges.c.weight, statement.excluded.weight
+    return statement.on_conflict_do_update(
+        index_elements=["session_id", "support", "dependent"], set_={"weight": case((new > known, new), else_=known)}
+    )
+
+
+_ADD_MESSAGE = _add(schema.messages)
+_ADD_NODE = _add(schema.nodes)
+_REPLACE_SESSION = _replace(schema.sessions)
+_REPLACE_BLOCK = _replace(schema.blocks, ("kind", "cost", "edits", "label"))
+_ADD_BLOCK_NODE = _add(schema.block_nodes)
+_RAISE_EDGE = _raise_weight()
+_REPLACE_EXCHANGE = _replace(schema.exchanges)
+_ADD_ANSWER = _add(schema.answers)
+_ADD_SELECTION = _add(schema.selections)
+_ADD_VERDICT = _add(schema.selection_blocks)
+_SET_STATE = (
+    schema.blocks.update()
+    .where(schema.blocks.c.session_id == bindparam("of_session"), schema.blocks.c.ordinal == bindparam("of_ordinal"))
+    .values(u=bindparam("u"), observed=bindparam("observed"), stale=bindparam("stale"))
+)
+
+
+def _values(row: object, table: Table) -> dict[str, Any]:
+    return {column.name: getattr(row, column.name) for column in table.columns}
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """Writes batches in the order in which their rows refer to each other. Parents stand before children."""
+
+    connection: Connection
+    count_tokens: CountTokens
+    now: float
+
+    def write(self, batch: Batch) -> None:
+        self._many(_ADD_MESSAGE, (self._message(row) for row in self._new(batch.messages)))
+        self._many(_ADD_NODE, (_values(row, schema.nodes) for row in batch.nodes))
+        self._many(_REPLACE_SESSION, (_values(row, schema.sessions) for row in batch.sessions))
+        self._blocks(batch.blocks)
+        for session_id, states, edges in batch.inherited:
+            self._inherit(session_id, states, edges)
+        self._many(_REPLACE_EXCHANGE, (_values(row, schema.exchanges) for row in batch.exchanges))
+        self._many(_ADD_ANSWER, (_values(row, schema.answers) for row in batch.answers))
+        self._selections(batch.selections)
+
+    def _many(self, statement: Any, rows: Iterable[dict[str, Any]]) -> None:
+        if values := list(rows):
+            self.connection.execute(statement, values)
+
+    def _new(self, rows: Sequence[MessageRow]) -> Iterable[MessageRow]:
+        """Rows not stored yet: neither compressed nor counted a second time."""
+        known: set[int] = set()
+        for start in range(0, len(rows), ID_LOOKUP_MAX):
+            ids = [row.id for row in rows[start : start + ID_LOOKUP_MAX]]
+            known.update(self.connection.scalars(select(schema.messages.c.id).where(schema.messages.c.id.in_(ids))))
+        return {row.id: row for row in rows if row.id not in known}.values()
+
+    def _message(self, row: MessageRow) -> dict[str, Any]:
+        codec, content = pack(row.content)
+        return {
+            "id": row.id,
+            "digest": row.digest,
+            "codec": codec,
+            "content": content,
+            "size": len(row.content),
+            "tokens": self.count_tokens(row.text) if row.text else 0,
+            "created_at": self.now,
+        }
+
+    def _blocks(self, rows: Sequence[BlockRow]) -> None:
+        self._many(
+            _REPLACE_BLOCK,
+            (
+                {
+                    "session_id": row.session_id,
+                    "ordinal": row.ordinal,
+                    "kind": row.kind,
+                    "cost": row.cost,
+                    "edits": json.dumps(row.edits),
+                    "label": row.label,
+                }
+                for row in rows
+            ),
+        )
+        self._many(
+            _ADD_BLOCK_NODE,
+            (
+                {"session_id": row.session_id, "node_id": node_id, "ordinal": row.ordinal}
+                for row in rows
+                for node_id in row.node_ids
+            ),
+        )
+
+    def _inherit(self, session_id: int, states: Sequence[NodeState], edges: Sequence[EdgeRow]) -> None:
+        self._many(
+            _SET_STATE,
+            (
+                {
+                    "of_session": session_id,
+                    "of_ordinal": state.ordinal,
+                    "u": state.u,
+                    "observed": state.observed,
+                    "stale": state.stale,
+                }
+                for state in states
+            ),
+        )
+        self._many(
+            _RAISE_EDGE,
+            (
+                {
+                    "session_id": session_id,
+                    "support": edge.support,
+                    "dependent": edge.dependent,
+                    "weight": edge.weight,
+                    "position": edge.position,
+                }
+                for edge in edges
+            ),
+        )
+
+    def _selections(self, rows: Sequence[SelectionRow]) -> None:
+        self._many(_ADD_SELECTION, (_values(row, schema.selections) for row in rows))
+        self._many(
+            _ADD_VERDICT,
+            (
+                {
+                    "selection_id": row.id,
+                    "ordinal": verdict.ordinal,
+                    "kept": verdict.kept,
+                    "rule": verdict.rule,
+                    "detail": verdict.detail,
+                    "score": verdict.score,
+                    "z_u": verdict.z_u,
+                    "z_lex": verdict.z_lex,
+                    "exploration": verdict.exploration,
+                    "rank": verdict.rank,
+                }
+                for row in rows
+                for verdict in row.verdicts
+            ),
+        )
