@@ -38,12 +38,19 @@ class FactsMemory:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def get(self, digest: bytes, body: bytes, start: int, end: int) -> Facts:
-        """Facts of the message at `body[start:end]`, whose digest is `digest`."""
+    def get(self, digest: bytes) -> Facts | None:
         facts = self._young.get(digest)
-        if facts is None:
-            facts = self._old.get(digest) or self._read(body[start:end])
-            if len(self._young) >= self._limit:
-                self._old, self._young = self._young, {}
-            self._young[digest] = facts
+        if facts is None and (facts := self._old.get(digest)) is not None:
+            self._keep(digest, facts)
         return facts
+
+    def put(self, digest: bytes, raw: bytes) -> Facts:
+        """Read the message `raw` and remember its facts under its digest."""
+        facts = self._read(raw)
+        self._keep(digest, facts)
+        return facts
+
+    def _keep(self, digest: bytes, facts: Facts) -> None:
+        if len(self._young) >= self._limit:
+            self._old, self._young = self._young, {}
+        self._young[digest] = facts

@@ -9,8 +9,6 @@ from proxy.dialects.base import DialectName, ParsedRequest, UnreadableRequest
 from proxy.dialects.facts import Facts, FactsMemory
 from proxy.dialects.scan import Malformed, Span, read_value, split_array, split_object
 
-ABSENT = frozenset({b"", b"null"})
-
 
 @dataclass(frozen=True, slots=True)
 class Fields:
@@ -23,12 +21,16 @@ class Fields:
         """Raw bytes of the member; b"" when it is absent or null, which mean the same to every upstream."""
         start, end = self.spans.get(name, (0, 0))
         value = self.body[start:end]
-        return b"" if value in ABSENT else value
+        return b"" if value == b"null" else value
+
+    def kind(self, name: str) -> bytes:
+        """First byte of the member's value, which tells its type."""
+        start, _ = self.spans.get(name, (0, 0))
+        return self.body[start : start + 1] if name in self.spans else b""
 
     def text(self, name: str) -> str | None:
         """The member's string; None for anything else."""
-        raw = self.raw(name)
-        return read_value(raw) if raw.startswith(b'"') else None
+        return read_value(self.raw(name)) if self.kind(name) == b'"' else None
 
     def flag(self, name: str) -> bool:
         return self.raw(name) == b"true"
@@ -41,10 +43,6 @@ class Fields:
 
 def read_fields(body: bytes) -> Fields:
     try:
-        body.decode()
-    except UnicodeDecodeError as exc:
-        raise UnreadableRequest(f"the body is not UTF-8 at byte {exc.start}") from exc
-    try:
         return Fields(body, split_object(body))
     except Malformed as exc:
         raise UnreadableRequest(f"the body is not a JSON object: {exc}") from exc
@@ -52,9 +50,8 @@ def read_fields(body: bytes) -> Fields:
 
 def message_spans(fields: Fields, name: str) -> tuple[Span, ...]:
     """Spans of the objects in the array member `name`, at least one."""
-    raw = fields.raw(name)
-    if not raw.startswith(b"["):
-        raise UnreadableRequest(f"`{name}` is not an array" if raw else f"`{name}` is missing")
+    if fields.kind(name) != b"[":
+        raise UnreadableRequest(f"`{name}` is not an array" if name in fields.spans else f"`{name}` is missing")
     try:
         spans = split_array(fields.body, fields.spans[name])
     except Malformed as exc:
@@ -78,9 +75,14 @@ def assemble_request(
 ) -> ParsedRequest:
     """Put the request together. `notice_role` is the default, where the client sends no instructions of its own."""
     body = fields.body
+    _check_utf8(body[: spans[0][0]])
+    _check_utf8(body[spans[-1][1] :])
     view = memoryview(body)
     digests = [message_digest(view[start:end]) for start, end in spans]
-    facts = [memory.get(digest, body, *span) for digest, span in zip(digests, spans, strict=True)]
+    facts = [
+        memory.get(digest) or memory.put(digest, _check_utf8(body[start:end]))
+        for digest, (start, end) in zip(digests, spans, strict=True)
+    ]
     aliases = dict(fact.alias for fact in facts if fact.alias)
     leading = sum(1 for _ in takewhile(lambda fact: fact.message.role == "instruction", facts))
     heads = [body[start:end] for start, end in spans[:leading]]
@@ -100,6 +102,15 @@ def assemble_request(
         background=fields.flag("background"),
         cache_key=fields.text("prompt_cache_key"),
     )
+
+
+def _check_utf8(raw: bytes) -> bytes:
+    """`raw` itself. A message is checked when it is first read; its digest then vouches for it."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as exc:
+        raise UnreadableRequest("the body is not UTF-8") from exc
+    return raw
 
 
 def _with_call_id(message: Message, aliases: dict[str, str]) -> Message:

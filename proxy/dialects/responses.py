@@ -145,7 +145,7 @@ class ResponsesDialect:
 
 def _input_spans(fields: Fields) -> tuple[Span, ...]:
     """`input` may be a string, which stands for one user message."""
-    if fields.raw("input").startswith(b'"'):
+    if fields.kind("input") == b'"':
         return (fields.spans["input"],)
     return message_spans(fields, "input")
 

@@ -32,16 +32,16 @@ class Malformed(ValueError):
 
 def split_object(body: bytes) -> dict[str, Span]:
     """Span of every member's value. A repeated key is malformed: nobody can say which value the upstream takes."""
-    text, members = _decode(_MEMBERS, body)
     spans: dict[str, Span] = {}
     follow = b"}"
-    position = _after_space(text, _after_space(text, 0) + 1)
-    for name, value in members.items():
-        key = _KEY.match(text, position)
+    position = _after_space(body, _after_space(body, 0) + 1)
+    for name, value in _decode(_MEMBERS, body).items():
+        # The decoder keeps the last value of a repeated key: walking over the first one, we meet something else.
+        key = _KEY.match(body, position)
         start = key.end() if key else position
         end = start + len(memoryview(value))
-        step = _NEXT.match(text, end)
-        if key is None or step is None or not text.startswith(bytes(value), start):
+        step = _NEXT.match(body, end)
+        if key is None or step is None or not _is_spelled(bytes(value), body, start, end):
             raise Malformed("a key is repeated")
         spans[name] = (start, end)
         position, follow = step.end(), step[1]
@@ -50,16 +50,20 @@ def split_object(body: bytes) -> dict[str, Span]:
     return spans
 
 
+def _is_spelled(value: bytes, body: bytes, start: int, end: int) -> bool:
+    return body.startswith(value, start) or _mend_surrogates(body[start:end]) == value
+
+
 def split_array(body: bytes, span: Span) -> tuple[Span, ...]:
     """Spans in `body` of the elements of the array that stands at `span`."""
     start, end = span
-    text, elements = _decode(_ELEMENTS, body[start:end])
+    elements = _decode(_ELEMENTS, memoryview(body)[start:end])
     spans: list[Span] = []
-    position = _after_space(text, 1)
+    position = _after_space(body, start + 1)
     for element in elements:
         stop = position + len(memoryview(element))
-        spans.append((start + position, start + stop))
-        step = _NEXT.match(text, stop)
+        spans.append((position, stop))
+        step = _NEXT.match(body, stop)
         assert step is not None, "the decoder has seen a comma or the closing bracket here"
         position = step.end()
     return tuple(spans)
@@ -67,7 +71,7 @@ def split_array(body: bytes, span: Span) -> tuple[Span, ...]:
 
 def read_value(raw: bytes) -> Any:
     """The value that `raw` spells. Half a surrogate pair reads as U+FFFD, so that every text can be encoded again."""
-    return _decode(_VALUE, raw)[1]
+    return _decode(_VALUE, raw)
 
 
 def render_value(value: object) -> bytes:
@@ -75,20 +79,21 @@ def render_value(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], text: bytes) -> tuple[bytes, Any]:
-    """The value, and the text that was read: `text`, or an equally long one that is free of lone surrogates."""
+def _decode(decoder: msgspec.json.Decoder[Any], text: bytes | memoryview) -> Any:
     try:
         try:
-            return text, decoder.decode(text)
+            return decoder.decode(text)
         except msgspec.DecodeError:
-            mended = _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
-            if mended == text:
-                raise
-            return mended, decoder.decode(mended)
+            return decoder.decode(_mend_surrogates(text))
     except RecursionError as exc:
         raise Malformed("nested too deeply") from exc
     except ValueError as exc:
         raise Malformed(str(exc)) from exc
+
+
+def _mend_surrogates(text: bytes | memoryview) -> bytes:
+    """`text` with U+FFFD in place of every escape that is half a pair: equally long, so that spans hold for both."""
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
 
 
 def _after_space(text: bytes, position: int) -> int:
