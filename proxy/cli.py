@@ -1,0 +1,41 @@
+"""The command `recap`.
+
+A command is a module of `proxy.commands` with two functions: `add_parser(subparsers)` makes and returns its parser,
+`run(arguments, settings)` does the work and returns the exit code. Every command takes every setting as a flag. What a
+person can put right is raised as RecapError: its text is shown, without a traceback.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from proxy.commands import config, serve
+from proxy.errors import RecapError
+from proxy.settings import add_options, load_settings
+
+COMMANDS = (serve, config)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        exit_code: int = arguments.run(arguments, load_settings(arguments, os.environ).settings)
+    except RecapError as exc:
+        print(f"recap: {exc}", file=sys.stderr)
+        return exc.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="recap", description="A context proxy for coding agents.")
+    parser.add_argument("--version", action="version", version=version("recap-proxy"))
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        command = module.add_parser(subparsers)
+        command.set_defaults(run=module.run)
+        add_options(command)
+    return parser

@@ -1,0 +1,71 @@
+"""Who may talk to the proxy: checked before any route, on every route.
+
+A web page must not reach a server on the user's own machine: a name that was rebound to 127.0.0.1 shows in Host, a page
+of another site in Origin. Beyond loopback, a key shows who is meant to be here.
+"""
+
+import hmac
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.connection import ClientConnection
+from proxy.errors import render_error
+from proxy.headers import PROXY_KEY, value_of
+from proxy.ports import Headers
+from proxy.settings import Settings
+from proxy.upstream.target import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    code: str
+    message: str
+
+
+def check_caller(headers: Headers, settings: Settings) -> Refusal | None:
+    """Why this request is refused; None when it may pass. Pure."""
+    host = value_of(headers, b"host").decode("latin-1")
+    if not _is_known(_hostname(host), settings):
+        return Refusal(403, "host_not_allowed", f"Host {host!r} is not allowed. Add its name to `allowed_hosts`.")
+    origin = value_of(headers, b"origin").decode("latin-1")
+    if origin and not _is_own_origin(origin, host, settings):
+        return Refusal(403, "origin_not_allowed", f"Origin {origin!r} is not allowed. Add its name to `allowed_hosts`.")
+    key = value_of(headers, PROXY_KEY)
+    if settings.proxy_key and not hmac.compare_digest(key, settings.proxy_key.encode()):
+        return Refusal(401, "proxy_key_wrong", "This proxy wants its key in the header `x-recap-key`.")
+    return None
+
+
+class Gate:
+    """ASGI middleware around everything."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = check_caller(scope["headers"], self._settings) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            body = render_error(refusal.message, code=refusal.code)
+            await ClientConnection(scope, receive, send).respond(refusal.status, body)
+
+
+def _hostname(authority: str) -> str:
+    """`localhost:8787` -> `localhost`, `[::1]:8787` -> `::1`."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()
+
+
+def _is_known(name: str, settings: Settings) -> bool:
+    return bool(name) and (is_loopback(name) or name == settings.host.lower() or name in settings.allowed_hosts)
+
+
+def _is_own_origin(origin: str, host: str, settings: Settings) -> bool:
+    """Another port of this machine is another site: any program may listen there, and any page may be served."""
+    authority = origin.partition("://")[2]
+    return authority.lower() == host.lower() or _hostname(authority) in settings.allowed_hosts

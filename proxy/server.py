@@ -1,0 +1,87 @@
+"""The HTTP server around the application: one configuration of uvicorn, for the command and for the tests.
+
+Refuses to know settings beyond the socket it is given. It changes nothing in what passes (no Server, Date or Forwarded
+headers), offers no websocket, and ends in order: no new connections, streams run out, then the caller closes the rest.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from proxy.errors import StartError
+
+KEEP_ALIVE_S = 75  # longer than client pools keep a connection: we are never the one to close it under a request
+# Both are how we mean to answer: a broken upstream breaks the client's connection, an upgrade gets 426.
+_EXPECTED = (
+    "ASGI callable returned without completing response.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket library",
+)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartError with the remedy."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as exc:
+        remedy = f"Is another recap running? Choose another port: --port {port + 1 if port < 65535 else 8787}."
+        raise StartError(f"Cannot listen on {host} port {port}: {exc.strerror or exc}. {remedy}") from exc
+
+
+async def serve(server: "Server", listener: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM and until the last stream has ended; a second Ctrl-C cuts those off."""
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await _cancel(server.server_state.tasks)
+
+
+class Server(uvicorn.Server):
+    def __init__(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own way raises the signal again at the end, in the middle of our closing."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_EXPECTED)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    """Requests that a second Ctrl-C left behind: each finishes its record before the archive closes."""
+    left = list(tasks)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

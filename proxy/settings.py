@@ -1,0 +1,245 @@
+"""Every setting, parsed once: flags over environment over a TOML file over defaults.
+
+`Settings` is the only list of settings: the flags, the variables, the file's keys and `docs/configuration.md` are all
+made from it. Bad input never falls back in silence: a SettingsError names the value, where it came from and the remedy.
+"""
+
+import argparse
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+import platformdirs
+
+from proxy.errors import SettingsError
+from proxy.upstream.target import is_loopback
+
+SECRETS = frozenset({"proxy_key"})
+_ENV_PREFIX = "RECAP_"
+_CONFIG_ENV = "RECAP_CONFIG"
+
+
+def _doc(text: str, **bounds: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **bounds)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    upstream: Annotated[
+        str,
+        _doc(
+            "Base URL of the provider, as you would give it to an SDK. A client's leading `/v1` stands for its path. "
+            "HTTPS_PROXY, HTTP_PROXY and NO_PROXY are respected."
+        ),
+    ] = "https://api.openai.com/v1"
+    host: Annotated[
+        str, _doc("Address to listen on. Anything that is not loopback, `0.0.0.0` too, also needs `proxy_key`.")
+    ] = "127.0.0.1"
+    port: Annotated[int, _doc("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8787
+    proxy_key: Annotated[
+        str, _doc("When set, every request must carry it in the header `x-recap-key`. It is not sent upstream.")
+    ] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _doc(
+            "More names by which clients may call the proxy (header Host, and Origin of pages), besides loopback and "
+            "`host`. Separated by commas in a flag or variable."
+        ),
+    ] = ()
+    db: Annotated[str, _doc("The archive, one SQLite file. Made with mode 0600 in a folder of mode 0700.")] = (
+        msgspec.field(default_factory=lambda: str(platformdirs.user_data_path("recap") / "recap.db"))
+    )
+    mode: Annotated[
+        Literal["idle", "always", "off"],
+        _doc(
+            "`idle`: select anew when the provider's cache is believed cold. `always`: at every user request. "
+            "`off`: send everything as it came, and record what would have been sent."
+        ),
+    ] = "idle"
+    idle_after: Annotated[
+        float,
+        _doc(
+            "Seconds without a request after which the provider's cache is believed cold. Providers now keep prefixes "
+            "for 30 minutes to a day, and a rewrite of a warm cache costs more than it saves: an hour errs on the safe "
+            "side. `recap show` prints the provider's cached tokens: set this to what you see.",
+            ge=0,
+        ),
+    ] = 3600.0
+    min_history_tokens: Annotated[
+        int, _doc("A history of fewer tokens is left alone: there is too little to save.", ge=0)
+    ] = 4000
+    context_window_tokens: Annotated[
+        int,
+        _doc("The model's window. A longer request is selected anew even when the cache is warm. 0: unknown.", ge=0),
+    ] = 0
+    request_cap_chars: Annotated[
+        int, _doc("A selection never makes a request longer than this many characters.", ge=1)
+    ] = 360_000
+    notice: Annotated[bool, _doc("Tell the model, in one constant message, that earlier messages are not shown.")] = (
+        True
+    )
+    image_chars: Annotated[
+        int, _doc("What one image, audio or file part counts as, in characters, whatever its size.", ge=0)
+    ] = 4000
+    beta: Annotated[
+        float, _doc("Share of the history's characters that a selection may keep (paper, Table 5).", gt=0, le=1)
+    ] = 0.10
+    lam: Annotated[float, _doc("Weight of the words that a block shares with the request (lambda, Eq. 3).", ge=0)] = 0.5
+    eps: Annotated[float, _doc("Weight of exploration for blocks not yet observed (epsilon, Eq. 3).", ge=0)] = 0.1
+    kappa: Annotated[float, _doc("What a stale block loses (kappa, Eq. 3).", ge=0)] = 2.0
+    delta: Annotated[
+        float, _doc("Room beyond the budget for blocks that kept ones depend on (delta, Algorithm 1).", ge=0)
+    ] = 0.1
+    seed: Annotated[int, _doc("Seed of the exploration term: the same seed, the same selections.")] = 0
+    max_body_bytes: Annotated[
+        int,
+        _doc("A longer request body, as sent or when decoded, is streamed through and not read (64 MiB).", ge=1),
+    ] = 64 << 20
+    read_timeout: Annotated[
+        float, _doc("Seconds that the upstream may be silent, before its answer and within it.", gt=0)
+    ] = 900.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _doc("How much goes to stderr. Bodies and keys never do.")
+    ] = "info"
+
+
+HINTS: Mapping[str, Any] = {
+    name: hint for name, hint in get_type_hints(Settings, include_extras=True).items() if name[0] != "_"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    settings: Settings
+    sources: Mapping[str, str]  # setting -> "flag --port", "env RECAP_PORT", "file PATH" or "default"
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def env_of(name: str) -> str:
+    return _ENV_PREFIX + name.upper()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """A flag for every setting, and `--config`. Values stay text until `load_settings` checks them all alike."""
+    group = parser.add_argument_group("settings", "also as RECAP_NAME in the environment, or name = value in the file")
+    group.add_argument("--config", metavar="PATH", help="TOML file with settings")
+    for name in HINTS:
+        text = description_of(name).replace("%", "%%")
+        if name == "notice":
+            group.add_argument(flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(flag_of(name), dest=name, metavar="VALUE", help=text)
+
+
+def description_of(name: str) -> str:
+    return next(str(meta.description) for meta in HINTS[name].__metadata__)
+
+
+def load_settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
+    """All settings with their sources. Raises SettingsError."""
+    given: dict[str, tuple[Any, str]] = {}
+    path, is_required = _config_path(flags, environ)
+    for name, value in _read_file(path, is_required).items():
+        given[_known(name, f"file {path}", HINTS)] = (value, f"file {path}")
+    variables = {env_of(name): name for name in HINTS}
+    for variable, value in environ.items():
+        if variable.startswith(_ENV_PREFIX) and variable != _CONFIG_ENV:
+            name = variables[_known(variable, "the environment", variables)]
+            given[name] = (_from_text(name, value), f"env {variable}")
+    for name in HINTS:
+        if (value := getattr(flags, name, None)) is not None:
+            given[name] = (_from_text(name, value), f"flag {flag_of(name)}")
+    settings = Settings(**{name: _convert(name, value, source) for name, (value, source) in given.items()})
+    sources = {name: given[name][1] if name in given else "default" for name in HINTS}
+    _check(settings, sources)
+    return Loaded(msgspec.structs.replace(settings, db=str(Path(settings.db).expanduser().absolute())), sources)
+
+
+def _config_path(flags: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    named = getattr(flags, "config", None) or environ.get(_CONFIG_ENV)
+    if named:
+        return Path(named).expanduser(), True
+    return platformdirs.user_config_path("recap") / "config.toml", False
+
+
+def _read_file(path: Path, is_required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        if not is_required:
+            return {}
+        raise SettingsError(f"The settings file {str(path)!r} does not exist. Make it, or drop --config.") from None
+    except (OSError, ValueError) as exc:
+        raise SettingsError(f"The settings file {str(path)!r} cannot be read: {exc}.") from exc
+
+
+def _known(name: str, source: str, names: Iterable[str]) -> str:
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name, names, n=1)
+    remedy = f"Did you mean {close[0]!r}?" if close else "`recap config` lists them all."
+    raise SettingsError(f"Unknown setting {name!r} in {source}. {remedy}")
+
+
+def _from_text(name: str, value: Any) -> Any:
+    """Lists are written with commas where there is only text."""
+    if name == "allowed_hosts" and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    """Text from flags and variables is read leniently; a TOML value must have its setting's type."""
+    try:
+        converted = msgspec.convert(value, HINTS[name], strict=source.startswith("file "))
+    except msgspec.ValidationError as exc:
+        raise _wrong(name, value, source, f"{exc}. {description_of(name)}") from exc
+    return tuple(host.lower() for host in converted) if name == "allowed_hosts" else converted
+
+
+def _wrong(name: str, value: Any, source: str, remedy: str) -> SettingsError:
+    shown = "(hidden)" if name in SECRETS else repr(value)
+    return SettingsError(f"The setting {name} is wrong: {shown} (from {source}). {remedy}")
+
+
+def _check(settings: Settings, sources: Mapping[str, str]) -> None:
+    """What single values cannot show: whether they make sense together."""
+    if remedy := _fault_of_upstream(settings):
+        raise _wrong("upstream", _without_userinfo(settings.upstream), sources["upstream"], remedy)
+    if not is_loopback(settings.host) and not settings.proxy_key:
+        remedy = "Other machines could use your provider account: set proxy_key too, or listen on 127.0.0.1."
+        raise _wrong("host", settings.host, sources["host"], remedy)
+    if not settings.proxy_key.isascii() or settings.proxy_key != settings.proxy_key.strip():
+        raise _wrong("proxy_key", "", sources["proxy_key"], "A header value is ASCII, without spaces around it.")
+
+
+def _fault_of_upstream(settings: Settings) -> str | None:
+    try:
+        parts = urlsplit(settings.upstream)
+        host, port = parts.hostname, parts.port
+    except ValueError as exc:
+        return f"It is no URL: {exc}."
+    if parts.scheme not in ("http", "https") or not host:
+        return "It must be a whole URL such as https://api.openai.com/v1."
+    if parts.username is not None or parts.query or parts.fragment:
+        return "It takes no user, query or fragment: clients send their own credentials."
+    is_here = host == settings.host or (is_loopback(host) and (is_loopback(settings.host) or _is_any(settings.host)))
+    if is_here and settings.port and (port or {"http": 80, "https": 443}[parts.scheme]) == settings.port:
+        return "That is this proxy itself: name the provider's URL, or another port."
+    return None
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    return scheme + mark + rest.rpartition("@")[2]
+
+
+def _is_any(host: str) -> bool:
+    return host.strip("[]") in ("0.0.0.0", "::")
