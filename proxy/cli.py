@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from proxy.commands import config, serve
+from proxy.commands import config, explain, export, serve, sessions, show, verify
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
-COMMANDS = (serve, config)
+COMMANDS = (serve, sessions, show, explain, verify, export, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

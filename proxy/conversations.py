@@ -7,7 +7,7 @@ thread commits. Whatever fails here, the client's bytes go out as they came.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -16,19 +16,22 @@ from itertools import count
 from graphstore.blocks import Cut, cut_blocks
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
-from graphstore.records import Ending, ExchangeRow, SelectionRow
-from graphstore.selection import Parameters
+from graphstore.parameters import Parameters
+from graphstore.records import Ending, ExchangeRow
 from graphstore.store.archive import Archive
+from graphstore.store.engine import ArchiveUnavailable
 from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
-from proxy.dialects import DIALECTS
-from proxy.dialects.base import Answer, Dialect, ParsedRequest, UnreadableRequest
+from proxy.dialects.base import Answer, Dialect, DialectName, ParsedRequest, UnreadableRequest
+from proxy.dialects.chat import ChatDialect
+from proxy.dialects.responses import ResponsesDialect
 from proxy.encodings import Undecodable, decode_body
 from proxy.ports import Arrival, Headers, Plan
 from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
 from proxy.selecting import IdentifierCache, choose
 from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
+from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,46 @@ NOTICE_MARK = b"notice"
 CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
 
 Clock = Callable[[], float]
+
+
+def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversations":
+    """The session logic of these settings. Without a usable archive it passes everything through, and says so."""
+    archive, trouble = None, None
+    try:
+        archive = Archive.open(settings.db, clock=clock)
+    except ArchiveUnavailable as error:
+        trouble = str(error)
+        log.warning("archive.unavailable; requests pass through untouched: %s", error)
+    return ArchivedConversations(
+        archive,
+        policy=Policy(
+            mode=settings.mode,
+            idle_after_s=settings.idle_after,
+            min_history_tokens=settings.min_history_tokens,
+            context_window_tokens=settings.context_window_tokens,
+        ),
+        parameters=parameters_of(settings),
+        dialects={
+            "chat": ChatDialect(part_chars=settings.image_chars),
+            "responses": ResponsesDialect(part_chars=settings.image_chars),
+        },
+        upstream=settings.upstream,
+        notice=settings.notice,
+        clock=clock,
+        trouble=trouble,
+    )
+
+
+def parameters_of(settings: Settings) -> Parameters:
+    return Parameters(
+        beta=settings.beta,
+        lam=settings.lam,
+        eps=settings.eps,
+        kappa=settings.kappa,
+        delta=settings.delta,
+        request_cap_chars=settings.request_cap_chars,
+        seed=settings.seed,
+    )
 
 
 @dataclass(slots=True)
@@ -59,6 +102,7 @@ class ArchivedConversations:
         *,
         policy: Policy,
         parameters: Parameters,
+        dialects: Mapping[DialectName, Dialect],
         upstream: str,
         notice: bool,
         clock: Clock,
@@ -67,6 +111,7 @@ class ArchivedConversations:
         self._archive = archive
         self._policy = policy
         self._parameters = parameters
+        self._dialects = dialects
         self._upstream = upstream
         self._notice = notice
         self._clock = clock
@@ -128,7 +173,7 @@ class ArchivedConversations:
 
     def _plan(self, arrival: Arrival) -> Plan:
         at = self._clock()
-        dialect = DIALECTS[arrival.dialect]
+        dialect = self._dialects[arrival.dialect]
         row = ExchangeRow(
             id=next(self._exchange_ids), session_id=None, turn=0, step=0, started_at=at, path=arrival.path,
             dialect=arrival.dialect, model="", stream=False, outcome="opaque", boundary="none", reason="",
@@ -178,9 +223,8 @@ class ArchivedConversations:
             idle_s=facts.idle_s,
         )
 
-        selection = None
         if decision.select:
-            selection, decision = self._select(row, found, incoming, cut, ordinals, decision)
+            decision = self._select(row, found, incoming, cut, ordinals, decision)
         outgoing = self._outgoing(session, parsed, cut, ordinals, decision.reason)
         sent = self._sent(session, parsed, outgoing.left_out, facts.changed)
         session.row = replace(
@@ -209,7 +253,6 @@ class ArchivedConversations:
             prefix_bytes=sent.prefix_bytes,
         )
         self._recorder.arrived(row, found, incoming, cut, ordinals)
-        del selection
         return Plan(outgoing.body, self._recorded(row, session, incoming), detach=parsed.background)
 
     def _beside(self, row: ExchangeRow, found: Identified, incoming: Incoming) -> "_Exchange":
@@ -286,7 +329,7 @@ class ArchivedConversations:
         cut: Cut,
         ordinals: list[int],
         decision: Decision,
-    ) -> tuple[SelectionRow | None, Decision]:
+    ) -> Decision:
         """Choose anew and make the choice durable; only then may anything be left out."""
         session = found.session
         choice = choose(
@@ -313,7 +356,7 @@ class ArchivedConversations:
                 self._outgoing_body(session, incoming.parsed, cut, ordinals)
             except GuardFailure as failure:
                 session.left_out, session.row = frozenset(), replace(session.row, selection_id=None)
-                return None, replace(decision, reason=f"{decision.reason}; original sent: {failure}")
+                return replace(decision, reason=f"{decision.reason}; original sent: {failure}")
         saved = self._recorder.decided(row, found, incoming, cut, ordinals, selection)
         try:
             saved.result(DURABLE_DEADLINE_S)
@@ -321,8 +364,8 @@ class ArchivedConversations:
             session.left_out, session.row = frozenset(), replace(before[1], selection_id=None)
             why = "late" if isinstance(error, FutureTimeout) else str(error)
             log.warning("selection.not_saved session=%s why=%s", session.row.name, why)
-            return None, replace(decision, reason=f"{decision.reason}; original sent: decision not saved ({why})")
-        return selection, decision
+            return replace(decision, reason=f"{decision.reason}; original sent: decision not saved ({why})")
+        return decision
 
     def _graph(self, found: Identified) -> ContextGraph:
         assert self._archive is not None
@@ -368,7 +411,7 @@ class ArchivedConversations:
         return body, left_out
 
     def _notice_bytes(self, parsed: ParsedRequest) -> bytes | None:
-        return DIALECTS[parsed.dialect].render_notice(parsed.notice_role) if self._notice else None
+        return self._dialects[parsed.dialect].render_notice(parsed.notice_role) if self._notice else None
 
     def _sent(
         self, session: Session, parsed: ParsedRequest, left_out: frozenset[int], changed: tuple[str, ...]
@@ -425,7 +468,7 @@ class ArchivedConversations:
                 session.row = replace(session.row, last_active_at=end.at)
             if exchange.rejection is not None:
                 self._stop_rewriting(session, exchange.rejection)
-        dialect = DIALECTS[row.dialect]  # type: ignore[index]  # written from a DialectName
+        dialect = self._dialects[row.dialect]  # type: ignore[index]  # written from a DialectName
         answer = _answer(dialect, end)
         if row.outcome == "side" and session is not None and answer is not None and answer.complete:
             self._registry.remember_summary(session, answer.text)

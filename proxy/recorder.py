@@ -131,7 +131,7 @@ class Recorder:
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
         ids = [row_id(link) for link in chain]
         new = range(known, len(chain))
-        blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob] if known == 0 or row.step == 0 else []
+        blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
         blocks = (
             BlockRow(
                 session_id=snapshot.row.id,

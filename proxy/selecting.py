@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from graphstore.blocks import Block, Cut
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import identifiers
-from graphstore.selection import HistoryBlock, Parameters, Selection, select
+from graphstore.parameters import Parameters
+from graphstore.selection import HistoryBlock, Selection, select
 from proxy.dialects.base import Dialect, ParsedRequest
 
 IDENTIFIERS_KEPT = 20_000  # messages whose identifiers stay in memory, about 1 kB each at most in practice
@@ -72,6 +73,7 @@ def choose(
         cue = cache.of_messages(dialect, request, asked)
     else:
         cue = identifiers(query)
-    selection = select(history, texts, cue, graph, parameters, session=session, turn=turn)
+    rest = sum(block.cost for block in cut.blocks[cut.turn_start :]) + len(request.instructions) + len(request.tools)
+    selection = select(history, texts, cue, graph, parameters, session=session, turn=turn, rest_chars=rest)
     kept = frozenset(selection.chosen)
     return Choice(selection, frozenset(block.ordinal for block in history if block.ordinal not in kept))

@@ -1,38 +1,23 @@
 """The composition root: settings in, a running application out. Nothing else knows how the parts are joined."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
-from graphstore.parameters import Parameters
 from proxy.app import create_app
 from proxy.ports import Conversations
 from proxy.settings import Settings
 from proxy.upstream.client import open_upstream
 
 
-async def open_conversations(settings: Settings) -> Conversations | None:
+async def open_conversations(settings: Settings) -> Conversations:
     """The session logic and its archive."""
-    try:
-        from proxy.conversations import open_conversations as open_archive
-    except ImportError:  # goes away with the module's arrival
-        return None
-    return open_archive(settings, time.time)
+    from proxy.conversations import open_conversations as open_archive
 
-
-def parameters_of(settings: Settings) -> Parameters:
-    """The selection's parameters; what is no setting keeps the paper's value."""
-    return Parameters(
-        beta=settings.beta,
-        lam=settings.lam,
-        eps=settings.eps,
-        kappa=settings.kappa,
-        delta=settings.delta,
-        request_cap_chars=settings.request_cap_chars,
-        seed=settings.seed,
-    )
+    return await asyncio.to_thread(open_archive, settings, time.time)
 
 
 @asynccontextmanager

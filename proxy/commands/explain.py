@@ -4,20 +4,21 @@ With --query it is a dry run: what would be kept if this text came now. Without,
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from graphstore.blocks import Cut, Message, cut_blocks
 from graphstore.graph import ContextGraph
 from graphstore.identity import message_digest
-from graphstore.records import SelectionRow, SessionRow, VerdictRow
+from graphstore.records import BlockRow, SelectionRow, SessionRow, VerdictRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
+from graphstore.store.report import find_session, latest_selection
 from proxy.commands.text import number, plain, score, table
+from proxy.conversations import parameters_of
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import ParsedRequest
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
-from proxy.wiring import parameters_of
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -29,8 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        session = reader.find_session(arguments.session)
-        latest = None if arguments.query is not None else reader.latest_selection(session.id)
+        session = find_session(reader, arguments.session)
+        latest = None if arguments.query is not None else latest_selection(reader, session.id)
         selection = latest or _dry_run(reader, session, settings, arguments.query or "")
         if latest is None:
             print(f"{session.name}: what would be kept now for {arguments.query or ''!r}")
@@ -96,7 +97,7 @@ def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message
 
 
 def _print(reader: Reader, selection: SelectionRow) -> None:
-    blocks = {block.ordinal: (block, state) for block, state in reader.load_blocks(selection.session_id)}
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id)}
     tokens = reader.block_tokens(selection.session_id)
     kept = [v for v in selection.verdicts if v.kept]
     print(
@@ -106,16 +107,15 @@ def _print(reader: Reader, selection: SelectionRow) -> None:
     )
     print("signals: the request's words and the graph; attention: none (importance u is 0 where nothing was observed)")
     header = ("", "block", "kind", "tokens", "rule", "why", "score", "z(u)", "z(words)", "explore", "rank", "what")
-    rows = [_line(v, blocks, tokens) for v in selection.verdicts]
+    rows = [_line(v, blocks.get(v.ordinal), tokens) for v in selection.verdicts]
     print(table(header, rows, right=("block", "tokens", "score", "z(u)", "z(words)", "explore", "rank")))
 
 
-def _line(verdict: VerdictRow, blocks: dict[int, tuple[object, object]], tokens: dict[int, int]) -> Iterable[object]:
-    block = blocks[verdict.ordinal][0] if verdict.ordinal in blocks else None
+def _line(verdict: VerdictRow, block: BlockRow | None, tokens: dict[int, int]) -> Sequence[object]:
     return (
         "kept" if verdict.kept else "out",
         verdict.ordinal,
-        getattr(block, "kind", None),
+        block.kind if block else None,
         number(tokens.get(verdict.ordinal)),
         verdict.rule,
         verdict.detail,
@@ -124,5 +124,5 @@ def _line(verdict: VerdictRow, blocks: dict[int, tuple[object, object]], tokens:
         score(verdict.z_lex),
         score(verdict.exploration),
         verdict.rank,
-        plain(getattr(block, "label", "")),
+        plain(block.label if block else ""),
     )

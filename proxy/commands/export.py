@@ -5,6 +5,7 @@ import json
 import sys
 
 from graphstore.store.archive import open_reader
+from graphstore.store.report import find_session
 from proxy.dialects import DIALECTS
 from proxy.settings import Settings
 
@@ -18,11 +19,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        session = reader.find_session(arguments.session)
+        session = find_session(reader, arguments.session)
         contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
-        last = reader.session_exchanges(session.id)[-1:]
-        answers = reader.answers_of([row.id for row in last if row.outcome != "side"])
-    messages = [*contents, *answers]
+        last = [row for row in reader.session_exchanges(session.id) if row.head_node_id == session.head_node_id][-1:]
+        ids = [i for members in reader.answers_of([row.id for row in last]).values() for i in members]
+        answers = reader.message_contents(ids)
+    messages = [*contents, *(answers[i] for i in ids)]
     out = sys.stdout.buffer
     for raw in messages:
         out.write(raw if arguments.raw else _chat_form(session.dialect, raw))

@@ -3,6 +3,7 @@
 import argparse
 
 from graphstore.store.archive import open_reader
+from graphstore.store.report import summaries
 from proxy.commands.text import moment, number, plain, share, table
 from proxy.settings import Settings
 
@@ -16,9 +17,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        rows = [row for row in reader.list_sessions() if arguments.all or row.session.kind == "agent"][
-            : arguments.limit
-        ]
+        rows = [row for row in summaries(reader) if arguments.all or row.session.kind == "agent"][: arguments.limit]
     if not rows:
         print("no sessions yet: point an agent at the proxy (README, 'Pointing your agent at it')")
         return 0

@@ -7,6 +7,7 @@ from itertools import groupby
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
+from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
 from proxy.commands.text import duration, moment, number, plain, share, table
 from proxy.settings import Settings
 
@@ -20,16 +21,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        session = reader.find_session(arguments.session)
+        session = find_session(reader, arguments.session)
         exchanges = reader.session_exchanges(session.id)
         _print_head(reader, session, exchanges)
+        tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
             print(f"no turn {arguments.turn}: this session has turns 0 to {session.turns}")
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
-            _print_turn(reader, turn, list(rows), every_block=arguments.turn is not None)
-        _print_totals(reader, wanted)
+            _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
+        _print_totals(wanted, tokens)
     return 0
 
 
@@ -47,23 +49,24 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         print(f"  the provider removed {removed} reasoning items whose history had changed")
 
 
-def _print_turn(reader: Reader, turn: int, rows: list[ExchangeRow], *, every_block: bool) -> None:
+def _print_turn(
+    reader: Reader, turn: int, rows: list[ExchangeRow], tokens: dict[int, Tokens], *, every_block: bool
+) -> None:
     first = rows[0]
     print(f"\nturn {turn}  {moment(first.started_at)}  {first.boundary}: {plain(first.reason)}")
-    made = next((s for s in (reader.selection_of(row.id) for row in rows) if s is not None), None)
+    made = next((s for s in (selection_of(reader, row.id) for row in rows) if s is not None), None)
     if made is not None:
         _print_selection(reader, made, every_block=every_block)
     lines = []
     for row in rows:
-        full, sent = reader.exchange_tokens(row)
         lines.append(
             (
                 row.step,
                 row.outcome,
                 f"{row.messages_sent}/{row.messages_total}",
                 f"{row.blocks_total - row.blocks_left_out}/{row.blocks_total}",
-                number(full),
-                number(sent),
+                number(tokens[row.id].full),
+                number(tokens[row.id].sent),
                 number(row.input_tokens),
                 number(row.cached_tokens),
                 number(row.output_tokens),
@@ -72,10 +75,8 @@ def _print_turn(reader: Reader, turn: int, rows: list[ExchangeRow], *, every_blo
                 duration(row.ended_at - row.started_at if row.ended_at else None),
             )
         )
-    header = (
-        "step", "outcome", "messages", "blocks", "tokens", "sent", "input", "cached", "output", "prefix", "status", "took",
-    )  # fmt: skip
-    text = table(header, lines, right=("step", "tokens", "sent", "input", "cached", "output"))
+    columns = "step outcome messages blocks tokens sent input cached output prefix status took"
+    text = table(columns.split(), lines, right=("step", "tokens", "sent", "input", "cached", "output"))
     print("\n".join(f"  {line}" for line in text.splitlines()))
     for row in rows:
         if row.error:
@@ -112,31 +113,31 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
     print("\n".join(f"  {line}" for line in text.splitlines()))
 
 
-def _print_totals(reader: Reader, rows: Sequence[ExchangeRow]) -> None:
+def _print_totals(rows: Sequence[ExchangeRow], tokens: dict[int, Tokens]) -> None:
     """What the rewriting saved, by the provider's own numbers where it reports them."""
-    full = sent = 0
-    for row in rows:
-        before, after = reader.exchange_tokens(row)
-        full, sent = full + before, sent + after
+    full = sum(tokens[row.id].full for row in rows)
+    sent = sum(tokens[row.id].sent for row in rows)
+    less = f" ({share(full - sent, full)} less)" if sent < full else ""
+    print(f"\n{len(rows)} requests, {number(full)} tokens as the client sent them, {number(sent)} as sent on{less}")
     reported = [row for row in rows if row.input_tokens is not None]
+    if not reported:
+        print("provider: no usage reported")
+        return
     total = sum(row.input_tokens or 0 for row in reported)
     cached = sum(row.cached_tokens or 0 for row in reported)
-    print(f"\n{len(rows)} requests, {number(full)} tokens as the client sent them, {number(sent)} as sent on", end="")
-    print(f" ({share(full - sent, full)} less)" if sent < full else "")
-    if reported:
+    print(
+        f"provider: {number(total)} input tokens in {len(reported)} answers, "
+        f"{number(cached)} of them cached ({share(cached, total)})"
+    )
+    rewritten = [row for row in reported if row.messages_sent < row.messages_total]
+    if rewritten:
+        saved = sum(_saved(row, tokens[row.id]) for row in rewritten)
         print(
-            f"provider: {number(total)} input tokens in {len(reported)} answers, "
-            f"{number(cached)} of them cached ({share(cached, total)})"
+            f"saved: about {number(saved)} input tokens in {len(rewritten)} rewritten requests "
+            "(the provider's count, scaled by what was left out)"
         )
-        rewritten = [row for row in reported if row.messages_sent < row.messages_total]
-        if rewritten:
-            print(f"saved: about {number(sum(_saved(reader, row) for row in rewritten))} input tokens "
-                  f"in {len(rewritten)} rewritten requests (provider's count, scaled by what was left out)")  # fmt: skip
-    else:
-        print("provider: no usage reported")
 
 
-def _saved(reader: Reader, row: ExchangeRow) -> int:
+def _saved(row: ExchangeRow, tokens: Tokens) -> int:
     """Input tokens that this request did not need: the provider's count times left out / sent by our tokenizer."""
-    full, sent = reader.exchange_tokens(row)
-    return round((row.input_tokens or 0) * (full - sent) / sent) if sent else 0
+    return round((row.input_tokens or 0) * (tokens.full - tokens.sent) / tokens.sent) if tokens.sent else 0

@@ -1,8 +1,10 @@
 """recap verify: re-derive every hash and invariant of the archive from disk and name what disagrees."""
 
 import argparse
+from collections.abc import Sequence
 
-from graphstore.blocks import cut_blocks
+from graphstore.blocks import Block, cut_blocks
+from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
 from proxy.dialects import DIALECTS
@@ -16,14 +18,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     del arguments
     with open_reader(settings.db) as reader:
-        findings = verify(reader, cut=_cut)
+        findings = verify(reader, recut=_recut)
     for finding in findings:
-        print(finding)
-    print(f"{settings.db}: {len(findings)} findings" if findings else f"{settings.db}: everything agrees")
+        print(f"{finding.table} {finding.row}: {finding.problem}")
+    print(f"{settings.db}: {f'{len(findings)} findings' if findings else 'everything agrees'}")
     return 1 if findings else 0
 
 
-def _cut(dialect: str, contents: list[bytes]) -> list[tuple[int, ...]]:
-    """Message positions of every block of a history."""
-    parse = DIALECTS[dialect].parse_message  # type: ignore[index]  # written from a DialectName
-    return [block.messages for block in cut_blocks([parse(raw) for raw in contents]).blocks]
+def _recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
+    """The blocks that a history's messages form."""
+    parse = DIALECTS[session.dialect].parse_message  # type: ignore[index]  # written from a DialectName
+    return cut_blocks([parse(raw) for raw in contents]).blocks
