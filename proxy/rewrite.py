@@ -1,6 +1,7 @@
 """Leaving messages out of a request without touching a byte of what stays, and proof that nothing else happened.
 
-This knows where messages stand and which belong together; it never looks inside one and never decides what to leave out.
+This knows where messages stand and which belong together; it never looks inside one and does not choose what to leave
+out.
 """
 
 from collections.abc import Collection
@@ -38,7 +39,7 @@ def render_rewritten(request: ParsedRequest, left_out: Collection[int], notice: 
 
 
 def check_rewritten(request: ParsedRequest, body: bytes, left_out: Collection[int], notice: bytes | None) -> None:
-    """Read `body` as the upstream will and raise `GuardFailure` unless it is `request` without whole, expendable blocks.
+    """Read `body` as the upstream will; raise `GuardFailure` unless it is `request` without whole, expendable blocks.
 
     Pairs complete, order kept, every user and pinned block present, the current turn and everything outside the array
     untouched.

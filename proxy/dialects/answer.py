@@ -52,7 +52,7 @@ def error_text(raw: bytes) -> str:
     if not isinstance(error, dict):
         return error if isinstance(error, str) else raw.decode(errors="replace")
     message, code = error.get("message"), error.get("code") or error.get("type")
-    told = [str(part) for part in (code, message) if part]
+    told = [str(part) for part in (code, message) if part and isinstance(part, str | int)]
     return ": ".join(told) or render_value(error).decode()
 
 

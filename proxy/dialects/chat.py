@@ -19,6 +19,7 @@ from proxy.dialects.content import (
     content_texts,
     join_texts,
     one_line,
+    text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
 from proxy.dialects.request import assemble_request, message_spans, read_fields
@@ -54,7 +55,7 @@ class ChatDialect:
     def label(self, raw: bytes) -> str:
         message = _read_message(raw)
         calls = ", ".join(call_line(name, arguments) for name, arguments in _calls(message))
-        return one_line(calls or self.message_text(raw) or f"({message.get('role', 'unreadable')})")
+        return one_line(calls or self.message_text(raw) or f"({text_or_empty(message.get('role')) or 'unreadable'})")
 
     def render_notice(self, role: str) -> bytes:
         return render_value({"role": role, "content": NOTICE})
@@ -134,7 +135,7 @@ def _calls(message: dict[str, Any]) -> list[Call]:
     entries = [call for call in announced if isinstance(call, dict)] if isinstance(announced, list) else []
     bodies = [entry.get("function") or entry.get("custom") for entry in entries] + [message.get("function_call")]
     return [
-        (str(body.get("name", "")), body.get("arguments", body.get("input", "")))
+        (text_or_empty(body.get("name")), body.get("arguments", body.get("input", "")))
         for body in bodies
         if isinstance(body, dict)
     ]

@@ -53,9 +53,15 @@ def _part_text(part: Any) -> str | None:
         return part
     if isinstance(part, dict):
         for key in ("text", "refusal"):
-            if isinstance(part.get(key), str):
-                return str(part[key])
+            text = part.get(key)
+            if isinstance(text, str):
+                return text
     return None
+
+
+def text_or_empty(value: Any) -> str:
+    """`value` when it is a string: names and roles may hold anything."""
+    return value if isinstance(value, str) else ""
 
 
 def join_texts(texts: list[str]) -> str:
@@ -75,11 +81,12 @@ def call_line(name: str, arguments: Any) -> str:
 def _telling(arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            decoded = json.loads(arguments)
         except (ValueError, RecursionError):
-            return str(arguments)
+            return arguments
+        return _telling(decoded) if isinstance(decoded, dict) else arguments
     if not isinstance(arguments, dict):
-        return "" if arguments is None else str(arguments)
+        return "" if arguments is None else argument_text(arguments)
     values = [arguments[key] for key in _TELLING_ARGUMENTS if key in arguments] + list(arguments.values())
     for value in values:
         if isinstance(value, list) and value and all(isinstance(word, str) for word in value):

@@ -18,6 +18,7 @@ from proxy.dialects.content import (
     content_texts,
     join_texts,
     one_line,
+    text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
 from proxy.dialects.request import Fields, assemble_request, message_spans, read_fields
@@ -80,7 +81,8 @@ class ResponsesDialect:
         item = _read_item(raw)
         call = _call(item)
         said = call_line(*call) if call else self.message_text(raw)
-        return one_line(said or f"({item.get('type') or item.get('role') or 'unreadable'})")
+        kind = text_or_empty(item.get("type")) or text_or_empty(item.get("role")) or "unreadable"
+        return one_line(said or f"({kind})")
 
     def render_notice(self, role: str) -> bytes:
         return render_value({"type": "message", "role": role, "content": [{"type": "input_text", "text": NOTICE}]})
@@ -180,7 +182,7 @@ def _call(item: dict[str, Any]) -> tuple[str, Any] | None:
         return None
     name, member = _CALLS[kind]
     arguments = item.get(member)
-    return str(item.get("name") or name), "" if arguments is None else arguments
+    return text_or_empty(item.get("name")) or name, "" if arguments is None else arguments
 
 
 def _answers(kind: str, item: dict[str, Any]) -> tuple[str, ...]:

@@ -75,8 +75,11 @@ def read_value(raw: bytes) -> Any:
 
 
 def render_value(value: object) -> bytes:
-    """Compact JSON: keys in their order, no character escaped that need not be."""
-    return msgspec.json.encode(value)
+    """Compact JSON: keys in their order, no character escaped that need not be. `null` for what nests too deeply."""
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        return b"null"
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], text: bytes | memoryview) -> Any:
