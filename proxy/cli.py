@@ -11,6 +11,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.reader import AmbiguousSession
+from graphstore.store.report import UnknownSession
 from proxy.commands import config, explain, export, serve, sessions, show, verify
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
@@ -25,6 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecapError as exc:
         print(f"recap: {exc}", file=sys.stderr)
         return exc.exit_code
+    except (ArchiveUnavailable, UnknownSession, AmbiguousSession) as exc:
+        print(f"recap: {exc}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
     return exit_code

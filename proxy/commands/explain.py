@@ -20,6 +20,8 @@ from proxy.dialects.base import ParsedRequest
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
 
+WHY_CHARS = 60  # a reason may name many files; the table stays readable
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     parser = subparsers.add_parser("explain", help="every block of a session: kept or not, and why")
@@ -118,7 +120,7 @@ def _line(verdict: VerdictRow, block: BlockRow | None, tokens: dict[int, int]) -
         block.kind if block else None,
         number(tokens.get(verdict.ordinal)),
         verdict.rule,
-        verdict.detail,
+        plain(verdict.detail)[:WHY_CHARS],
         score(verdict.score),
         score(verdict.z_u),
         score(verdict.z_lex),
