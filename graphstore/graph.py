@@ -7,8 +7,9 @@ edge up to 65,536 blocks, 16 beyond. It knows no text, no database and no select
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from math import isfinite
+from operator import attrgetter, itemgetter
 
 from graphstore.errors import GraphIntegrityError
 from graphstore.observation import Observation
@@ -18,6 +19,7 @@ from graphstore.scoring import blend, replaced
 
 ORDINAL_MAX = (1 << 24) - 1  # sessions have thousands of blocks; more is a corrupt row, not a reason to allocate
 
+_NARROW_MAX = 0xFFFF  # the largest ordinal that two bytes hold
 _KNOWN, _OBSERVED, _STALE = 1, 2, 4
 
 
@@ -37,12 +39,18 @@ class ContextGraph:
     def from_rows(cls, nodes: Iterable[NodeState], edges: Iterable[EdgeRow]) -> "ContextGraph":
         """The graph that these rows describe, edges in order of `position`. Raises GraphIntegrityError."""
         graph = cls()
-        for node in nodes:
-            graph._admit(node.ordinal)
+        known = list(nodes)
+        graph._admit([node.ordinal for node in known])
+        for node in known:
             graph._importance[node.ordinal] = node.u
             graph._flags[node.ordinal] = _KNOWN | _OBSERVED * node.observed | _STALE * node.stale
-        for edge in sorted(edges, key=lambda edge: edge.position):
-            graph._connect(edge.support, edge.dependent, edge.weight)
+        ordered = sorted(edges, key=attrgetter("position"))
+        try:
+            graph._supports.extend([edge.support for edge in ordered])
+            graph._dependents.extend([edge.dependent for edge in ordered])
+        except OverflowError as error:
+            raise GraphIntegrityError("edges join known blocks", str(error)) from error
+        graph._weights.extend([edge.weight for edge in ordered])
         graph.check_integrity()
         return graph
 
@@ -81,17 +89,16 @@ class ContextGraph:
         mass on a known edge raises its weight and keeps its place. Stale is for good.
         """
         observation.check()
+        edges = [edge for edge in observation.mass if edge[2] > parameters.theta]
         attention = observation.attention
-        for ordinal in attention.keys() | {v for edge in observation.mass for v in edge[:2]}:
-            _check_ordinal(ordinal)
+        self._admit({*attention, *chain.from_iterable(edge[:2] for edge in edges)})
         largest = max(attention.values(), default=0.0)
         for ordinal, value in attention.items():
-            self._admit(ordinal)
             self._importance[ordinal] = blend(self._importance[ordinal], value, largest, parameters.alpha)
             self._flags[ordinal] |= _OBSERVED
         for ordinal in replaced(attention, observation.identifiers, parameters):
             self._flags[ordinal] |= _STALE
-        self._strengthen(edge for edge in observation.mass if edge[2] > parameters.theta)
+        self._strengthen(sorted(edges, key=itemgetter(1, 0)))
 
     def check_integrity(self) -> None:
         """Raise GraphIntegrityError naming the first invariant that does not hold."""
@@ -113,41 +120,34 @@ class ContextGraph:
         if len(set(edges)) < len(edges):
             raise GraphIntegrityError("an edge is stored once", next(e for e in edges if edges.count(e) > 1))
 
-    def _strengthen(self, edges: Iterable[tuple[int, int, float]]) -> None:
-        place = {pair: i for i, pair in enumerate(zip(self._supports, self._dependents, strict=True))}
-        for support, dependent, mass in sorted(edges, key=lambda edge: (edge[1], edge[0])):
-            known = place.get((support, dependent))
-            if known is None:
-                place[support, dependent] = len(place)
-                self._admit(support)
-                self._admit(dependent)
-                self._connect(support, dependent, mass)
-            elif mass > self._weights[known]:
-                self._weights[known] = mass
-
-    def _admit(self, ordinal: int) -> None:
-        """Make room for a block and know it."""
-        _check_ordinal(ordinal)
-        missing = ordinal + 1 - len(self._flags)
-        if missing > 0:
-            self._flags.extend(bytes(missing))
-            self._importance.frombytes(bytes(8 * missing))
-        self._flags[ordinal] |= _KNOWN
-
-    def _connect(self, support: int, dependent: int, weight: float) -> None:
-        _check_ordinal(support)
-        _check_ordinal(dependent)
-        if max(support, dependent) > 0xFFFF and self._supports.typecode == "H":
+    def _admit(self, ordinals: Collection[int]) -> None:
+        """Know these blocks, with room for them. Raises GraphIntegrityError, changing nothing."""
+        if not ordinals:
+            return
+        first, last = min(ordinals), max(ordinals)
+        if not 0 <= first <= last <= ORDINAL_MAX:
+            raise GraphIntegrityError(f"block ordinals lie between 0 and {ORDINAL_MAX}", (first, last))
+        missing = max(0, last + 1 - len(self._flags))
+        self._flags.extend(bytes(missing))
+        self._importance.frombytes(bytes(self._importance.itemsize * missing))
+        for ordinal in ordinals:
+            self._flags[ordinal] |= _KNOWN
+        if last > _NARROW_MAX and self._supports.typecode == "H":
             self._supports, self._dependents = array("I", self._supports), array("I", self._dependents)
-        self._supports.append(support)
-        self._dependents.append(dependent)
-        self._weights.append(weight)
+
+    def _strengthen(self, edges: Iterable[tuple[int, int, float]]) -> None:
+        """Store new edges in the given order; raise the weight of known ones in place. All ends are admitted."""
+        place = {pair: i for i, pair in enumerate(zip(self._supports, self._dependents, strict=True))}
+        weights = self._weights
+        for support, dependent, mass in edges:
+            position = place.setdefault((support, dependent), len(weights))
+            if position == len(weights):
+                self._supports.append(support)
+                self._dependents.append(dependent)
+                weights.append(mass)
+            elif mass > weights[position]:
+                weights[position] = mass
 
     def _flagged(self, ordinals: Sequence[int], flag: int) -> list[bool]:
         flags, size = self._flags, len(self._flags)
         return [v < size and flags[v] & flag != 0 for v in ordinals]
-
-
-def _check_ordinal(ordinal: int) -> None:
-    if not 0 <= ordinal <= ORDINAL_MAX:
-        raise GraphIntegrityError(f"block ordinals lie between 0 and {ORDINAL_MAX}", ordinal)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class Observation:
     def check(self) -> None:
         """Raise ValueError when a number is negative or not finite, or a support does not precede its dependent."""
         for ordinal, value in self.attention.items():
-            if ordinal < 0 or not (isfinite(value) and value >= 0):
+            if ordinal < 0 or not 0 <= value < inf:
                 raise ValueError(f"attention of block {ordinal!r} must be finite and at least 0, not {value!r}")
-        for support, dependent, value in self.mass:
-            if not (0 <= support < dependent and isfinite(value) and value >= 0):
-                raise ValueError(f"mass must go from a block to a later one: {(support, dependent, value)!r}")
+        for edge in self.mass:
+            support, dependent, value = edge
+            if not (0 <= support < dependent and 0 <= value < inf):
+                raise ValueError(f"mass must be finite, at least 0 and go from a block to a later one, not {edge!r}")

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from math import fsum, log, sqrt
+from struct import Struct
 
 from graphstore.parameters import Parameters
 
 DEVIATION_MIN = 1e-12  # a channel that varies less says nothing
+
+_DIGEST_HEAD = Struct(">Q24x")  # the first 8 of 32 bytes, big-endian
 
 
 def blend(importance: float, attention: float, attention_max: float, alpha: float) -> float:
@@ -40,9 +43,13 @@ def standardised(values: Sequence[float]) -> list[float]:
 
 def exploration(ordinals: Sequence[int], *, seed: int, session: str, turn: int) -> list[float]:
     """xi(v) in [0.5, 1]: a draw that depends on nothing but these names (paper §4.3; the hash is ours)."""
-    prefix = f"{seed}|{session}|{turn}|".encode("utf-8", "backslashreplace")
-    draws = (sha256(b"%b%d" % (prefix, ordinal)).digest() for ordinal in ordinals)
-    return [0.5 + 0.5 * (int.from_bytes(draw[:8], "big") / 2**64) for draw in draws]
+    named = sha256(f"{seed}|{session}|{turn}|".encode("utf-8", "backslashreplace"))
+    digests = bytearray()
+    for ordinal in ordinals:
+        draw = named.copy()
+        draw.update(b"%d" % ordinal)
+        digests += draw.digest()
+    return [0.5 + 0.5 * (head / 2**64) for (head,) in _DIGEST_HEAD.iter_unpack(digests)]
 
 
 def replaced(
@@ -52,22 +59,21 @@ def replaced(
 
     a is replaced by a later b when their identifiers overlap (Jaccard) and b draws more than `stale_ratio` times the
     attention of a, plus `stale_floor` of the largest. The cheap tests come first: most pairs differ in attention or in
-    the number of identifiers by too much to be compared.
+    the number of identifiers by too much for their identifiers to be compared.
     """
-    floor = parameters.stale_floor * max(attention.values(), default=0.0)
-    threshold = parameters.stale_jaccard
+    largest = max(attention.values(), default=0.0)
+    floor, jaccard = parameters.stale_floor * largest, parameters.stale_jaccard
     described = [(v, attention[v], identifiers[v]) for v in sorted(attention) if identifiers.get(v)]
+    rows = [(received, len(words), words) for _, received, words in described]
     for position, (ordinal, received, words) in enumerate(described):
         least = parameters.stale_ratio * received + floor
-        for _, later, others in described[position + 1 :]:
-            if later > least and _jaccard_exceeds(words, others, threshold):
+        if least >= largest:
+            continue
+        size = len(words)
+        smallest, rivals = jaccard * size, rows[position + 1 :]
+        candidates = (row for row in rivals if row[0] > least and row[1] >= smallest and size >= jaccard * row[1])
+        for _, count, others in candidates:
+            shared = len(words & others)
+            if shared / (size + count - shared) > jaccard:
                 yield ordinal
                 break
-
-
-def _jaccard_exceeds(left: frozenset[str], right: frozenset[str], threshold: float) -> bool:
-    small, large = sorted((len(left), len(right)))
-    if small <= threshold * large:  # even a subset would not overlap enough
-        return False
-    shared = len(left & right)
-    return shared > threshold * (small + large - shared)

@@ -1,0 +1,116 @@
+"""Time a selection and a graph update, and weigh the graph, on made-up histories with warm identifiers.
+
+Each size is a session of blocks with a few hundred identifiers each, half of them observed, three edges a block. The
+request shares words with some blocks. Timings are medians of one process on one core; run it on an idle machine.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import accumulate
+
+from graphstore.blocks import BlockKind
+from graphstore.graph import ContextGraph
+from graphstore.observation import Observation
+from graphstore.parameters import Parameters
+from graphstore.records import EdgeRow, NodeState
+from graphstore.selection import HistoryBlock, select
+
+OBSERVED_BLOCKS_MAX = 132  # a served context: the paper's mean history, whatever the archive holds
+
+
+class World:
+    """A made-up session of `size` blocks; `observed` is the share of blocks that a replay has seen."""
+
+    def __init__(self, size: int, *, observed: float, seed: int = 0) -> None:
+        draw = random.Random(seed)
+        vocabulary = [f"identifier_{i}" for i in range(5_000)]
+        weights = list(accumulate(1 / (rank + 1) for rank in range(len(vocabulary))))  # Zipf, like words in code
+
+        def words(count: int) -> frozenset[str]:
+            return frozenset(draw.choices(vocabulary, cum_weights=weights, k=count))
+
+        kinds: list[BlockKind] = ["user", "tools", "tools", "tools", "tools", "assistant"]
+        self.history = [
+            HistoryBlock(i, kinds[i % 6], draw.randrange(50, 9_000), (f"src/{i % 40}.py",) if i % 7 == 1 else ())
+            for i in range(size)
+        ]
+        self.texts = [words(draw.randrange(5, 600)) for _ in range(size)]
+        self.request = words(60)
+        self.nodes = [
+            NodeState(i, draw.random() if draw.random() < observed else 0.0, True, False) for i in range(size)
+        ]
+        self.nodes = [NodeState(n.ordinal, n.u, n.u > 0, n.u > 0 and draw.random() < 0.1) for n in self.nodes]
+        pairs = {(draw.randrange(b), b) for b in range(1, size) for _ in range(3)}
+        self.edges = [EdgeRow(a, b, draw.random(), i) for i, (a, b) in enumerate(sorted(pairs))]
+        served = sorted(draw.sample(range(size), min(size, OBSERVED_BLOCKS_MAX)))
+        self.observation = Observation(
+            attention={v: draw.expovariate(1.0) for v in served},
+            mass=tuple((a, b, draw.random() ** 4) for a in served for b in served if a < b and draw.random() < 0.2),
+            identifiers={v: frozenset(sorted(self.texts[v])[:200]) for v in served},
+        )
+
+    def graph(self) -> ContextGraph:
+        return ContextGraph.from_rows(self.nodes, self.edges)
+
+
+def median_ms(run: Callable[[], object], *, repeat: int) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1_000
+
+    once()
+    return statistics.median(once() for _ in range(repeat))
+
+
+def report(size: int, *, observed: float, repeat: int) -> str:
+    world, parameters = World(size, observed=observed), Parameters()
+    graph = world.graph()
+
+    def selection() -> object:
+        return select(world.history, world.texts, world.request, graph, parameters, session="s", turn=9)
+
+    fresh = [world.graph() for _ in range(repeat + 1)]
+    times = {
+        "select": median_ms(selection, repeat=repeat),
+        "verdicts": median_ms(select_once(selection), repeat=repeat),
+        "update": median_ms(lambda: fresh.pop().update(world.observation, parameters), repeat=repeat),
+        "load": median_ms(world.graph, repeat=repeat),
+    }
+    timings = "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())
+    return f"{size:6} blocks, {observed:4.0%} observed: {timings}"
+
+
+def select_once(selection: Callable[[], object]) -> Callable[[], object]:
+    chosen = selection()
+    return lambda: chosen.verdicts()  # type: ignore[attr-defined]
+
+
+def weigh(size: int) -> str:
+    """Bytes that the graph's own arrays hold, by node and by edge."""
+    graph = World(size, observed=1.0).graph()
+    parts = {name: sys.getsizeof(getattr(graph, name)) for name in graph.__slots__}
+    nodes, edges = graph.to_rows()
+    by_node = (parts["_importance"] + parts["_flags"]) / len(nodes)
+    by_edge = (parts["_supports"] + parts["_dependents"] + parts["_weights"]) / len(edges)
+    return f"{size:6} blocks, {len(edges)} edges: {by_node:.1f} bytes a node, {by_edge:.1f} bytes an edge"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=31, help="runs per figure (default 31)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[132, 10_000], help="history lengths in blocks")
+    arguments = parser.parse_args()
+    for size in arguments.sizes:
+        for observed in (0.5, 0.0):  # 0: no model, every block gets an exploration draw
+            print(report(size, observed=observed, repeat=arguments.repeat))
+    for size in arguments.sizes:
+        print(weigh(size))
+
+
+if __name__ == "__main__":
+    main()
