@@ -34,7 +34,7 @@ def parse_responses_answer(body: bytes, content_type: str, *, waits_for_result: 
         kind = text_or_none(payload.get("type")) or event.name.decode(errors="replace")
         if kind == "response.output_item.done" and "item" in payload:
             items.append(payload["item"])
-        elif kind == "error":
+        elif kind == "error" or "error" in payload:  # the protocol's own event, or a gateway's
             error, is_closed = body_error(payload) or error_text(event.data), True
         elif "response" in payload:
             latest |= members(payload["response"])

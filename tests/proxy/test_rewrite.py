@@ -1,7 +1,7 @@
 """The splice and its guard: the client's bytes stay, whole blocks go, and nothing that lies gets past the guard."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ def parse(body: bytes, dialect: DialectName = "chat") -> ParsedRequest:
     return DIALECTS[dialect].parse_request(body)
 
 
-def chat(*messages: dict[str, object]) -> ParsedRequest:
+def chat(*messages: Mapping[str, object]) -> ParsedRequest:
     return parse(json.dumps({"model": "m", "messages": messages}).encode())
 
 

@@ -12,14 +12,13 @@ Json = dict[str, Any]
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 ARRAY_NAMES: dict[DialectName, str] = {"chat": "messages", "responses": "input"}
-_UNKNOWN = st.dictionaries(
-    st.sampled_from(["x_vendor", "annotations", "cache_control", "名前"]),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | TEXTS,
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
-        max_leaves=4,
-    ),
-    max_size=2,
+_UNKNOWN = st.sampled_from(
+    [
+        {},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"annotations": [], "名前": None},
+        {"x_vendor": [{"deep": [True, {"é😀": '\\"\n'}], "n": 10**30}, -1.5e-7, ""]},
+    ]
 )
 
 
