@@ -6,6 +6,7 @@ thread commits. Whatever fails here, the client's bytes go out as they came.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 ADMIT_DEADLINE_S = 5.0  # a stuck disk must not hold a request; normal planning takes milliseconds
 DURABLE_DEADLINE_S = 2.0  # a decision that is not on disk by then is not taken
+SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 ANSWER_BYTES_MAX = 64 * 2**20  # decoded; larger answers are relayed but not archived
 NOTICE_MARK = b"notice"
 CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
@@ -68,6 +70,7 @@ def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversatio
         upstream=settings.upstream,
         notice=settings.notice,
         clock=clock,
+        database=settings.db,
         trouble=trouble,
     )
 
@@ -106,6 +109,7 @@ class ArchivedConversations:
         upstream: str,
         notice: bool,
         clock: Clock,
+        database: str,
         trouble: str | None = None,
     ) -> None:
         self._archive = archive
@@ -115,6 +119,7 @@ class ArchivedConversations:
         self._upstream = upstream
         self._notice = notice
         self._clock = clock
+        self._database = database
         self._trouble = trouble
         self._identifiers = IdentifierCache()
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="recap-plan")
@@ -122,8 +127,8 @@ class ArchivedConversations:
             ids = archive.reader.next_ids()
             self._exchange_ids = count(ids.exchanges)
             self._selection_ids = count(ids.selections)
-            self._registry = Registry(archive.reader, next_session_id=ids.sessions)
             self._recorder = Recorder(archive.writer, archive.reader)
+            self._registry = Registry(archive.reader, settle=self._settle, next_session_id=ids.sessions)
 
     # -- Conversations ------------------------------------------------------------------------------------------
 
@@ -145,18 +150,28 @@ class ArchivedConversations:
         return Plan(None, None)
 
     def health(self) -> dict[str, object]:
-        if self._archive is None:
-            return {"archive": "unavailable", "problem": self._trouble, "mode": self._policy.mode}
-        failure = self._archive_trouble()
-        return {
-            "archive": "failing" if failure else "ok",
-            "problem": failure,
-            "mode": self._policy.mode,
-            "database": str(self._archive.path),
-            "queue": self._archive.writer.pending,
-            "lost_batches": self._archive.writer.lost,
-            "signals": {"attention": "not available: every importance is 0"},
+        """`state` is ok, failing (nothing new is left out, what is served stays) or unavailable (all passes through)."""
+        trouble = self._archive_trouble()
+        facts: dict[str, object] = {
+            "state": "unavailable" if self._archive is None else "failing" if trouble else "ok",
+            "database": self._database,
+            "problem": trouble,
+            "attention": "none: every importance is 0",
         }
+        if self._archive is not None:
+            facts |= {"batches_waiting": self._archive.writer.pending, "batches_lost": self._archive.writer.lost}
+        return facts
+
+    async def flush(self) -> None:
+        """Wait until everything that has been planned and recorded so far is in the archive."""
+        if self._archive is not None:
+            await asyncio.wrap_future(self._planner.submit(lambda: None))
+            await asyncio.wrap_future(await asyncio.wrap_future(self._recorder.mark()))
+
+    def _settle(self) -> None:
+        """Let the archive catch up before it is read; after the deadline it is read as it is."""
+        with contextlib.suppress(FutureTimeout):
+            self._recorder.mark().result(SETTLE_DEADLINE_S).result(SETTLE_DEADLINE_S)
 
     async def close(self) -> None:
         if self._archive is None:
@@ -273,9 +288,12 @@ class ArchivedConversations:
             chars_total=sum(m.cost for m in incoming.parsed.messages),
             chars_sent=sum(m.cost for m in incoming.parsed.messages),
         )
-        if found.session.row.kind == "side":
+        if found.session.row.kind == "side":  # a history of its own, not one that goes beyond an agent's
             found.session.row = replace(found.session.row, head_node_id=row.head_node_id)
-        self._recorder.arrived(row, found, incoming, None, ())
+            cut = cut_blocks(incoming.parsed.messages)
+            self._recorder.arrived(row, found, incoming, cut, found.session.adopt(cut))
+        else:
+            self._recorder.arrived(row, found, incoming, None, ())
         return self._recorded(row, found.session, incoming)
 
     def _facts(self, found: Identified, incoming: Incoming, cut: Cut, ordinals: list[int]) -> Facts:
@@ -467,18 +485,21 @@ class ArchivedConversations:
             if session.row.kind == "agent" and row.outcome != "side":
                 session.row = replace(session.row, last_active_at=end.at)
             if exchange.rejection is not None:
-                self._stop_rewriting(session, exchange.rejection)
+                self._stop_rewriting(session, exchange.rejection, blame=end.status is None or end.status < 400)
         dialect = self._dialects[row.dialect]  # type: ignore[index]  # written from a DialectName
         answer = _answer(dialect, end)
         if row.outcome == "side" and session is not None and answer is not None and answer.complete:
             self._registry.remember_summary(session, answer.text)
         self._recorder.ended(row, session, dialect, answer)
 
-    def _stop_rewriting(self, session: Session, why: str) -> None:
-        log.warning("session.pass_through session=%s why=%s", session.row.name, why)
+    def _stop_rewriting(self, session: Session, why: str, *, blame: bool) -> None:
+        """The original went out instead. Unless that was rejected too, this session is left alone from now on."""
         session.left_out = frozenset()
         session.sent = None
-        session.row = replace(session.row, state="pass-through", state_reason=why, selection_id=None)
+        session.row = replace(session.row, selection_id=None)
+        if blame:
+            log.warning("session.pass_through session=%s why=%s", session.row.name, why)
+            session.row = replace(session.row, state="pass-through", state_reason=why)
 
 
 @dataclass(frozen=True, slots=True)

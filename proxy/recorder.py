@@ -88,6 +88,10 @@ class Recorder:
         """Archive the answer and the outcome of an exchange."""
         self._run(self._ended, row, session.row if session is not None else None, dialect, answer)
 
+    def mark(self) -> "Future[Future[None]]":
+        """Resolves, twice over, when all that was recorded before it is committed."""
+        return self._thread.submit(lambda: self._writer.submit(Batch()))
+
     def close(self) -> None:
         self._thread.shutdown()
 
@@ -131,6 +135,7 @@ class Recorder:
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
         ids = [row_id(link) for link in chain]
         new = range(known, len(chain))
+        first = 0 if snapshot.parent_id is not None else known  # a branch has blocks of its own from the start
         blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
         blocks = (
             BlockRow(
@@ -143,7 +148,7 @@ class Recorder:
                 label=_label(dialect, [parsed.raw(i) for i in block.messages]),
             )
             for block, ordinal in (zip(cut.blocks, ordinals, strict=True) if cut else ())
-            if block.messages[-1] >= known
+            if block.messages[-1] >= first
         )
         return Batch(
             messages=(

@@ -131,8 +131,10 @@ class _Match:
 class Registry:
     """Not thread-safe: one thread plans all requests, one after the other."""
 
-    def __init__(self, source: SessionSource | None, *, next_session_id: int) -> None:
+    def __init__(self, source: SessionSource, *, settle: Callable[[], None], next_session_id: int) -> None:
+        """`settle` waits, within limits, until what was recorded so far can be read from `source`."""
         self._source = source
+        self._settle = settle
         self._ids = count(next_session_id)
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._by_head: dict[bytes, int] = {}
@@ -147,8 +149,9 @@ class Registry:
 
     def remember_summary(self, session: Session, text: str) -> None:
         """Keep the answer to a summary request: the client's next history may begin with it."""
-        if len(text.strip()) >= SUMMARY_CHARS_MIN:
-            self._summaries.append((session.row.scope, text.strip(), session.row.id))
+        of = session.row.parent_id if session.row.kind == "side" else session.row.id
+        if of is not None and len(text.strip()) >= SUMMARY_CHARS_MIN:
+            self._summaries.append((session.row.scope, text.strip(), of))
 
     def identify(self, incoming: Incoming) -> Identified:
         """Find or start the session of a request and move its history there. Reads the archive at most a few times."""
@@ -218,13 +221,10 @@ class Registry:
         return max(matches, key=lambda m: (order[m.relation], m.shared, m.session.row.last_active_at), default=None)
 
     def _load(self, query: Callable[[SessionSource], list[SessionRow]]) -> list[Session]:
-        if self._source is None:
-            return []
         return [self._sessions.get(row.id) or self._restore(row) for row in query(self._source)]
 
     def _restore(self, row: SessionRow) -> Session:
         """Bring a session back from the archive, with the selection that it was sending."""
-        assert self._source is not None
         session = Session(row)
         if row.head_node_id is not None:
             path = self._source.load_path(row.head_node_id)
@@ -300,8 +300,9 @@ class Registry:
         return self._fork(incoming, best) if best.shared else self._start(incoming)
 
     def _change(self, incoming: Incoming, match: _Match) -> str | None:
-        if len(incoming.chain) <= len(match.session.chain) or self._source is None:
+        if len(incoming.chain) <= len(match.session.chain):
             return None
+        self._settle()
         known = match.session.digests[match.shared :]
         contents = self._source.message_contents([row_id(digest) for digest in known])
         if any(row_id(digest) not in contents for digest in known):
