@@ -18,8 +18,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 
 BUSY_TIMEOUT_S = 5.0
-WAL_PAGES = 256  # checkpoint at 1 MiB: the log must not outgrow a small archive
-WAL_BYTES_MAX = 1 << 20  # to which a longer log is cut back after a checkpoint
+WAL_PAGES = 64  # checkpoint at 256 KiB: the log counts, and must not outgrow a small archive
+WAL_BYTES_MAX = 1 << 18  # to which a longer log is cut back after a checkpoint
 
 Kind = Literal[
     "absent",
