@@ -3,7 +3,8 @@
 from typing import Any
 
 from proxy.dialects.base import Answer, Usage
-from proxy.dialects.scan import Malformed, read_value, render_value, split_array, split_object
+from proxy.dialects.content import argument_text
+from proxy.dialects.scan import Malformed, read_value, split_array, split_object
 from proxy.dialects.usage import parse_usage
 
 Members = dict[str, bytes]  # raw value by key
@@ -41,26 +42,35 @@ def read_or_none(raw: bytes | None) -> Any:
         return None
 
 
-def text_or_none(raw: bytes | None) -> str | None:
+def read_object(raw: bytes | None) -> dict[str, Any]:
+    """The object that `raw` spells; empty for anything else."""
     value = read_or_none(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list; none for anything else."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def error_text(raw: bytes) -> str:
+def error_text(error: Any) -> str:
     """What an error object says, with its code: `{"message", "code", "type"}`, or plain text."""
-    error = read_or_none(raw)
     if not isinstance(error, dict):
-        return error if isinstance(error, str) else raw.decode(errors="replace")
+        return argument_text(error)
     message, code = error.get("message"), error.get("code") or error.get("type")
     told = [str(part) for part in (code, message) if part and isinstance(part, str | int)]
-    return ": ".join(told) or render_value(error).decode()
+    return ": ".join(told) or argument_text(error)
 
 
-def body_error(body: Members) -> str | None:
-    """The error of a JSON body or chunk: `{"error": ...}`, or the flat `{"object": "error", "message": ...}`."""
-    if "error" in body:
+def body_error(body: dict[str, Any]) -> str | None:
+    """The error of a JSON body or event: `{"error": ...}`, or the flat `{"object": "error", "message": ...}`."""
+    if body.get("error") is not None:
         return error_text(body["error"])
-    if text_or_none(body.get("object")) == "error":
+    if body.get("object") == "error":
         return text_or_none(body.get("message")) or "unnamed error"
     return None
 

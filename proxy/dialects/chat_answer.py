@@ -6,14 +6,14 @@ Of several choices only the first is read: agents ask for one.
 from typing import Any
 
 from proxy.dialects.answer import (
-    Members,
     body_error,
     build_answer,
     elements,
     error_text,
     is_event_stream,
     members,
-    read_or_none,
+    objects,
+    read_object,
     text_or_none,
 )
 from proxy.dialects.base import Answer
@@ -31,20 +31,18 @@ def parse_chat_answer(body: bytes, content_type: str) -> Answer:
 
 
 def _read_json(body: bytes) -> Answer:
-    answer = members(body)
-    error = body_error(answer)
-    choice = next((found for found in map(members, elements(answer.get("choices", b""))) if _is_first(found)), {})
-    raw = choice.get("message")
-    message = read_or_none(raw)
-    message = message if isinstance(message, dict) else {}
+    raw = members(body)
+    choices = map(members, elements(raw.get("choices", b"")))
+    message_raw = next((choice.get("message") for choice in choices if choice.get("index", b"0") == b"0"), None)
+    answer, message = read_object(body), read_object(message_raw)
     return build_answer(
-        [raw] if raw and message else [],
+        [message_raw] if message_raw and message else [],
         text=join_texts([*content_texts(message.get("content")), *content_texts(message.get("refusal"))]),
         complete=bool(message),
         waits_for_result=bool(message.get("tool_calls") or message.get("function_call")),
-        usage=answer.get("usage"),
+        usage=raw.get("usage"),
         response_id=text_or_none(answer.get("id")),
-        error=error,
+        error=body_error(answer),
     )
 
 
@@ -58,16 +56,17 @@ def _read_stream(events: list[Event]) -> Answer:
         if event.data.strip() == b"[DONE]":
             is_closed = True
             continue
-        chunk = members(event.data)
+        chunk = read_object(event.data)
         error = error or body_error(chunk)
         if error is None and event.name == b"error":
-            error = error_text(event.data)
-        usage = chunk.get("usage", usage)
+            error = error_text(chunk or event.data.decode(errors="replace"))
         response_id = response_id or text_or_none(chunk.get("id"))
-        for choice in map(members, elements(chunk.get("choices", b""))):
-            if _is_first(choice):
-                reply.add(read_or_none(choice.get("delta")))
-                is_closed = is_closed or "finish_reason" in choice
+        if chunk.get("usage"):
+            usage = members(event.data).get("usage", usage)
+        for choice in objects(chunk.get("choices")):
+            if choice.get("index", 0) == 0:
+                reply.add(choice.get("delta"))
+                is_closed = is_closed or choice.get("finish_reason") is not None
     return build_answer(
         reply.render(),
         text=reply.text,
@@ -77,10 +76,6 @@ def _read_stream(events: list[Event]) -> Answer:
         response_id=response_id,
         error=error,
     )
-
-
-def _is_first(choice: Members) -> bool:
-    return choice.get("index", b"0") == b"0"
 
 
 class _Reply:
@@ -103,10 +98,8 @@ class _Reply:
             self._lists.setdefault("reasoning_details", []).extend(delta["reasoning_details"])
         if isinstance(delta.get("function_call"), dict):
             _grow(self._function, delta["function_call"])
-        calls = delta.get("tool_calls")
-        for piece in calls if isinstance(calls, list) else []:
-            if isinstance(piece, dict):
-                self._add_call(piece)
+        for piece in objects(delta.get("tool_calls")):
+            self._add_call(piece)
 
     def _add_call(self, piece: dict[str, Any]) -> None:
         """Some upstreams give no index, or 0 to all parallel calls: another id then begins another call."""

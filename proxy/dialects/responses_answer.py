@@ -10,6 +10,7 @@ from proxy.dialects.answer import (
     error_text,
     is_event_stream,
     members,
+    read_object,
     read_or_none,
     text_or_none,
 )
@@ -30,14 +31,14 @@ def parse_responses_answer(body: bytes, content_type: str, *, waits_for_result: 
     error: str | None = None
     is_closed = False
     for event in decode_events(body):
-        payload = members(event.data)
+        payload = read_object(event.data)
         kind = text_or_none(payload.get("type")) or event.name.decode(errors="replace")
-        if kind == "response.output_item.done" and "item" in payload:
-            items.append(payload["item"])
-        elif kind == "error" or "error" in payload:  # the protocol's own event, or a gateway's
-            error, is_closed = body_error(payload) or error_text(event.data), True
-        elif "response" in payload:
-            latest |= members(payload["response"])
+        if kind == "response.output_item.done":
+            items += filter(None, [members(event.data).get("item")])
+        elif kind == "error" or payload.get("error") is not None:  # the protocol's own event, or a gateway's
+            error, is_closed = body_error(payload) or error_text(payload), True
+        elif isinstance(payload.get("response"), dict):
+            latest |= members(members(event.data).get("response", b""))
             is_closed = is_closed or kind in _CLOSING
             error = error or _error(latest)
     return _build(latest, items, waits_for_result, complete=is_closed, error=error)
@@ -58,22 +59,20 @@ def _build(
         complete=complete,
         waits_for_result=any(map(waits_for_result, items)),
         usage=response.get("usage"),
-        response_id=text_or_none(response.get("id")),
+        response_id=text_or_none(read_or_none(response.get("id"))),
         error=error,
         transformations=_removed_count(response),
     )
 
 
 def _error(response: Members) -> str | None:
-    if text_or_none(response.get("status")) == "failed":
-        return body_error(response) or "the response failed"
-    return body_error(response)
+    told = {name: read_or_none(response.get(name)) for name in ("error", "object", "message", "status")}
+    return body_error(told) or ("the response failed" if told["status"] == "failed" else None)
 
 
-def _said(item: bytes) -> list[str]:
-    message = read_or_none(item)
-    is_message = isinstance(message, dict) and message.get("type") == "message"
-    return content_texts(message.get("content")) if is_message else []
+def _said(raw: bytes) -> list[str]:
+    item = read_object(raw)
+    return content_texts(item.get("content")) if item.get("type") == "message" else []
 
 
 def _removed_count(response: Members) -> int:

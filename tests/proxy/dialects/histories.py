@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 ARRAY_NAMES: dict[DialectName, str] = {"chat": "messages", "responses": "input"}
-_UNKNOWN = st.sampled_from(
+_UNKNOWN: st.SearchStrategy[Json] = st.sampled_from(
     [
         {},
         {"cache_control": {"type": "ephemeral", "ttl": "1h"}},

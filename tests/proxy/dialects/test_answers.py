@@ -391,6 +391,26 @@ def test_an_answer_of_any_bytes_is_read_without_raising(body: bytes, dialect: Di
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"usage":{"a":1},"usage":{"a":2}}',
+        '{"type":["x"],"response":{"status":[]}}',
+        '{"type":"response.output_item.done","item":{},"item":[]}',
+        '{"type":"response.completed","response":{"output":{},"output":[],"usage":7,"id":{}}}',
+        '{"type":"response.completed","response":{"output":[7,[],{"type":"message","content":7}],"usage":{"a":{}}}}',
+        '{"choices":[{"index":[],"delta":{"tool_calls":[{"index":[],"id":[],"function":7}]},"finish_reason":[]}]}',
+        '{"choices":[{"delta":{"tool_calls":[{"index":0,"id":["a"]},{"index":0,"id":{}}]}}],"id":["x"]}',
+        '{"choices":[{"delta":{"content":"\\ud83d","reasoning_details":[7]}}]}',
+    ],
+)
+def test_an_event_of_odd_types_is_read_without_raising(event: str, dialect: DialectName) -> None:
+    told = answer(f"data: {event}\n\n", SSE, dialect)
+    assert told.error is None and told.usage == Usage()
+    told.text.encode()
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
 @pytest.mark.parametrize("content_type", ["", SSE])
 def test_a_deeply_nested_answer_is_read_without_raising(dialect: DialectName, content_type: str) -> None:
     deep = "[" * 900 + "]" * 900
