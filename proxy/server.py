@@ -9,7 +9,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,12 +18,14 @@ from starlette.types import ASGIApp
 from proxy.errors import StartError
 
 KEEP_ALIVE_S = 75  # longer than client pools keep a connection: we are never the one to close it under a request
-# Both are how we mean to answer: a broken upstream breaks the client's connection, an upgrade gets 426.
+# How we mean to answer: a broken upstream breaks the client's connection, an upgrade gets 426.
 _EXPECTED = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
     "No supported WebSocket library",
 )
+
+log = logging.getLogger("recap")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -33,6 +36,12 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as exc:
         remedy = f"Is another recap running? Choose another port: --port {port + 1 if port < 65535 else 8787}."
         raise StartError(f"Cannot listen on {host} port {port}: {exc.strerror or exc}. {remedy}") from exc
+
+
+def run(main: Coroutine[object, object, None]) -> None:
+    """Run to the end, on uvloop where there is one."""
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        runner.run(main)
 
 
 async def serve(server: "Server", listener: socket.socket) -> None:
@@ -61,6 +70,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        log.info("serve.stopping open_requests=%d", len(self.server_state.tasks))
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's own way raises the signal again at the end, in the middle of our closing."""
@@ -76,7 +89,8 @@ class Server(uvicorn.Server):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(_EXPECTED)
+    is_cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cut_off and not str(record.msg).startswith(_EXPECTED)
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

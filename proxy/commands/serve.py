@@ -15,17 +15,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    import asyncio
-
-    from uvicorn.config import Config
-
-    from proxy.server import bind
+    from proxy import server
 
     _configure_logging(settings.log_level)
     # The socket comes first: a second proxy on the same port must not touch the first one's archive.
-    with bind(settings.host, settings.port) as listener:
-        with asyncio.Runner(loop_factory=Config("").get_loop_factory()) as runner:
-            runner.run(_serve(settings, listener))
+    with server.bind(settings.host, settings.port) as listener:
+        server.run(_serve(settings, listener))
     return 0
 
 

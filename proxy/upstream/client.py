@@ -81,8 +81,10 @@ async def open_upstream(base: str, *, read_timeout_s: float) -> AsyncIterator[Up
     A proxy from HTTP(S)_PROXY and NO_PROXY is used for hosts beyond loopback; nothing else is read from the environment
     but SSL_CERT_FILE and SSL_CERT_DIR.
     """
+    # Loading the certificate bundle takes a while; a local upstream has no need of it.
+    tls = httpx.create_ssl_context() if base.startswith("https:") else False
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=httpx.create_ssl_context()),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
         auto_decompress=False,

@@ -27,9 +27,10 @@ def request(
     headers: Sequence[tuple[str, str]] = (),
     host: str | None = "127.0.0.1",
 ) -> bytes:
-    """A request with a length when there is a body; `headers` in order, as given."""
+    """A request; a body gets its length unless `headers`, which stay as given, frame it already."""
     fields = [*([("Host", host)] if host is not None else []), *headers]
-    if body is not None and not any(name.lower() == "transfer-encoding" for name, _ in fields):
+    framed = any(name.lower() in ("content-length", "transfer-encoding") for name, _ in fields)
+    if body is not None and not framed:
         fields.append(("Content-Length", str(len(body))))
     head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields) + "\r\n"
     return head.encode("latin-1") + (body or b"")
@@ -48,6 +49,10 @@ class RawClient:
         """Read up to and including `mark`. Raises IncompleteReadError when the connection ends before."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._reader.readuntil(mark)
+
+    async def exactly(self, size: int) -> bytes:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._reader.readexactly(size)
 
     async def rest(self) -> bytes:
         """Everything until the connection ends."""

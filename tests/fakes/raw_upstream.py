@@ -39,6 +39,14 @@ class Call:
     def header(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.headers if key.lower() == name]
 
+    def unchunked(self) -> bytes:
+        """The body without its chunk lines."""
+        plain, rest = b"", self.body
+        while size := int(rest.partition(b"\r\n")[0], 16):
+            rest = rest.partition(b"\r\n")[2]
+            plain, rest = plain + rest[:size], rest[size + 2 :]
+        return plain
+
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
         with suppress(ConnectionError):
@@ -85,7 +93,8 @@ class RawUpstream:
     def __init__(self, *scripts: Script) -> None:
         self.scripts = list(scripts) or [answering(response())]
         self.calls: list[Call] = []
-        self.connections = 0
+        self.connections = 0  # so far
+        self.open = 0
         self.port = 0
         self._arrived = asyncio.Condition()
 
@@ -99,9 +108,15 @@ class RawUpstream:
             await self._arrived.wait_for(lambda: len(self.calls) > index)
         return self.calls[index]
 
+    async def connected(self, open_count: int) -> None:
+        """Until so many connections are open."""
+        async with asyncio.timeout(DEADLINE_S), self._arrived:
+            await self._arrived.wait_for(lambda: self.open == open_count)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, closed: asyncio.Event) -> None:
         """One connection, request after request, until either side closes it."""
         self.connections += 1
+        await self._count(1)
         try:
             while not (closed.is_set() or writer.is_closing()):
                 call = Call((await reader.readuntil(b"\r\n\r\n"))[:-4], writer, closed)
@@ -115,6 +130,12 @@ class RawUpstream:
             pass
         finally:
             writer.close()
+            await self._count(-1)
+
+    async def _count(self, change: int) -> None:
+        async with self._arrived:
+            self.open += change
+            self._arrived.notify_all()
 
 
 class _Connection(asyncio.StreamReaderProtocol):
@@ -135,7 +156,7 @@ class _Connection(asyncio.StreamReaderProtocol):
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool | None:
         self.gone.set()
         return super().eof_received()
 
@@ -148,8 +169,11 @@ async def _read_body(reader: asyncio.StreamReader, call: Call) -> bytes:
     """Identity or chunked framing; for the latter the bytes as received, chunk lines included."""
     if call.header(b"transfer-encoding"):
         body = b""
-        while not body.endswith(b"0\r\n\r\n"):
-            body += await reader.readuntil(b"\r\n")
+        size = -1
+        while size != 0:
+            line = await reader.readuntil(b"\r\n")
+            size = int(line, 16)
+            body += line + await reader.readexactly(size + 2)
         return body
     length = call.header(b"content-length")
     return await reader.readexactly(int(length[0])) if length else b""

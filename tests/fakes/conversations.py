@@ -1,0 +1,67 @@
+"""Session logic that does what the test says and remembers what the shell told it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from graphstore.records import Ending
+from proxy.ports import Arrival, Headers, Plan
+
+DEADLINE_S = 10.0
+
+
+@dataclass(slots=True)
+class RecordedExchange:
+    """`endings` has one entry per call of `finish`: a correct shell leaves exactly one."""
+
+    endings: list[Ending] = field(default_factory=list)
+    status: int | None = None
+    headers: Headers = ()
+    body: bytes | None = None
+    error: str | None = None
+    first_bytes: int = 0
+    rejections: list[tuple[int, bytes]] = field(default_factory=list)
+    _finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def first_byte(self) -> None:
+        self.first_bytes += 1
+
+    def fall_back(self, status: int, body: bytes) -> None:
+        self.rejections.append((status, body))
+
+    def finish(
+        self, ending: Ending, *, status: int | None, headers: Headers, body: bytes | None, error: str | None = None
+    ) -> None:
+        self.endings.append(ending)
+        self.status, self.headers, self.body, self.error = status, headers, body, error
+        self._finished.set()
+
+    async def finished(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await self._finished.wait()
+
+
+class FakeConversations:
+    """`rewrite` gives the body to send instead, or None to leave the request alone."""
+
+    def __init__(self, rewrite: Callable[[Arrival], bytes | None] = lambda _: None, *, detach: bool = False) -> None:
+        self.arrivals: list[Arrival] = []
+        self.exchanges: list[RecordedExchange] = []
+        self.closed = 0
+        self._rewrite = rewrite
+        self._detach = detach
+
+    @property
+    def exchange(self) -> RecordedExchange:
+        return self.exchanges[-1]
+
+    async def admit(self, arrival: Arrival) -> Plan:
+        self.arrivals.append(arrival)
+        self.exchanges.append(RecordedExchange())
+        return Plan(self._rewrite(arrival), self.exchange, self._detach)
+
+    def health(self) -> dict[str, object]:
+        return {"queue": 0}
+
+    async def close(self) -> None:
+        self.closed += 1

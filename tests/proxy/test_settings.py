@@ -1,0 +1,180 @@
+"""One precedence for every setting, and an error that names value, source and remedy for every mistake."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.commands.config import render_reference
+from proxy.errors import SettingsError
+from proxy.settings import HINTS, Loaded, Settings, add_options, env_of, flag_of, load_settings
+
+# For each setting, a value that is not its default: as text, and as it must arrive.
+VALUES: dict[str, tuple[str, Any]] = {
+    "upstream": ("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1"),
+    "host": ("localhost", "localhost"),
+    "port": ("0", 0),
+    "proxy_key": ("key", "key"),
+    "allowed_hosts": ("Box, lan.name", ("box", "lan.name")),
+    "db": ("/x/y.db", "/x/y.db"),
+    "mode": ("off", "off"),
+    "idle_after": ("1.5", 1.5),
+    "min_history_tokens": ("1", 1),
+    "context_window_tokens": ("128000", 128000),
+    "request_cap_chars": ("5", 5),
+    "notice": ("false", False),
+    "image_chars": ("7", 7),
+    "beta": ("0.5", 0.5),
+    "lam": ("2", 2.0),
+    "eps": ("0", 0.0),
+    "kappa": ("3", 3.0),
+    "delta": ("0.2", 0.2),
+    "seed": ("-4", -4),
+    "max_body_bytes": ("1000", 1000),
+    "read_timeout": ("3.5", 3.5),
+    "log_level": ("debug", "debug"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("platformdirs.user_config_path", lambda _: tmp_path / "user")
+
+
+def load(flags: str | list[str] = (), environ: dict[str, str] | None = None) -> Loaded:  # type: ignore[assignment]
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return load_settings(parser.parse_args(flags.split() if isinstance(flags, str) else list(flags)), environ or {})
+
+
+def file(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "given.toml"
+    path.write_text(text)
+    return ["--config", str(path)]
+
+
+def test_every_setting_is_tried() -> None:
+    assert list(VALUES) == list(HINTS) == [field.name for field in msgspec.structs.fields(Settings)]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_each_setting_by_flag_variable_and_file(name: str, tmp_path: Path) -> None:
+    text, value = VALUES[name]
+    flags = ["--no-notice"] if name == "notice" else [f"{flag_of(name)}={text}"]
+    toml = json.dumps(list(value) if isinstance(value, tuple) else value)
+    ways = {
+        f"flag {flag_of(name)}": load(flags),
+        f"env {env_of(name)}": load([], {env_of(name): text}),
+        f"file {tmp_path / 'given.toml'}": load(file(tmp_path, f"{name} = {toml}")),
+    }
+    for source, loaded in ways.items():
+        assert getattr(loaded.settings, name) == value
+        assert loaded.sources[name] == source
+        assert {s for n, s in loaded.sources.items() if n != name} == {"default"}
+    assert getattr(Settings(), name) != value
+
+
+def test_flags_win_over_variables_over_file_over_defaults(tmp_path: Path) -> None:
+    config = file(tmp_path, "port = 1\nseed = 1\nbeta = 0.3")
+    environ = {"RECAP_PORT": "2", "RECAP_SEED": "2"}
+    loaded = load([*config, "--port", "3"], environ)
+    assert (loaded.settings.port, loaded.settings.seed, loaded.settings.beta, loaded.settings.lam) == (3, 2, 0.3, 0.5)
+    assert [loaded.sources[name].split()[0] for name in ("port", "seed", "beta", "lam")] == [
+        "flag",
+        "env",
+        "file",
+        "default",
+    ]
+
+
+def test_file_is_found_by_variable_and_in_the_users_directory(tmp_path: Path) -> None:
+    named = file(tmp_path, "seed = 1")[1]
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "config.toml").write_text("seed = 2")
+    assert load([], {"RECAP_CONFIG": named}).settings.seed == 1
+    assert load().settings.seed == 2
+
+
+def test_database_path_is_absolute_and_the_home_is_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert load(["--db", "~/a.db"]).settings.db == str(tmp_path / "a.db")
+    assert load(["--db", "b.db"]).settings.db == str(tmp_path / "b.db")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--port=x", ["port", "'x'", "flag --port"]),
+        ("--port=65536", ["port", "'65536'", "<= 65535"]),
+        ("--mode=of", ["mode", "'of'", "always"]),
+        ("--beta=0", ["beta", "'0'"]),
+        ("--beta=nan", ["beta", "'nan'"]),
+        ("--idle-after=-1", ["idle_after", "'-1'"]),
+        ("--upstream=api.openai.com", ["upstream", "'api.openai.com'", "https://"]),
+        ("--upstream=ftp://h/v1", ["upstream", "'ftp://h/v1'"]),
+        ("--upstream=https:///v1", ["upstream"]),
+        ("--upstream=https://h:port/v1", ["upstream"]),
+        ("--upstream=https://h/v1?key=1", ["upstream", "query"]),
+        ("--upstream=http://127.0.0.1:8787/v1", ["upstream", "this proxy itself"]),
+        ("--upstream=http://localhost:8787", ["upstream", "this proxy itself"]),
+        ("--upstream=http://[::1]:80/v1 --port=80", ["upstream", "this proxy itself"]),
+        ("--upstream=http://localhost:8787 --host=0.0.0.0 --proxy-key=k", ["upstream", "this proxy itself"]),
+        ("--host=0.0.0.0", ["host", "'0.0.0.0'", "proxy_key"]),
+        ("--host=::", ["host", "proxy_key"]),
+        ("--host=192.168.0.2", ["host", "proxy_key"]),
+        ("--config=/does/not/exist.toml", ["/does/not/exist.toml", "--config"]),
+    ],
+)
+def test_mistake_in_a_flag(flags: str, named: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(flags)
+    assert [word for word in named if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("prot = 1", ["'prot'", "'port'", "given.toml"]),
+        ("zzz = 1", ["'zzz'", "recap config"]),
+        ('port = "1"', ["port", "'1'", "given.toml", "int"]),
+        ('notice = "yes"', ["notice", "'yes'", "bool"]),
+        ("port = ", ["given.toml", "cannot be read"]),
+        ("port = [", ["given.toml", "cannot be read"]),
+    ],
+)
+def test_mistake_in_the_file(text: str, named: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(file(tmp_path, text))
+    assert [word for word in named if word not in str(caught.value)] == []
+
+
+def test_mistake_in_a_variable() -> None:
+    """A misspelt variable would otherwise be a setting that silently does nothing."""
+    with pytest.raises(SettingsError, match=r"'RECAP_PROT' .*'RECAP_PORT'"):
+        load([], {"RECAP_PROT": "1"})
+    with pytest.raises(SettingsError, match=r"notice .*'maybe' .*env RECAP_NOTICE"):
+        load([], {"RECAP_NOTICE": "maybe"})
+
+
+def test_secrets_are_not_shown_in_errors() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(["--proxy-key", "schlüssel"])
+    assert "schl" not in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        load(["--upstream", "https://user:canary@h/v1"])
+    assert "canary" not in str(caught.value)
+
+
+def test_loopback_needs_no_key_and_another_host_takes_one() -> None:
+    assert load("--host=::1").settings.host == "::1"
+    assert load("--host=0.0.0.0 --proxy-key=k").settings.proxy_key == "k"
+
+
+def test_reference_in_the_docs_is_up_to_date() -> None:
+    """To mend it: replace the table by the output of `recap config --markdown`."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+    assert page.rstrip().endswith(render_reference())
