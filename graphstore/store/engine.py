@@ -101,15 +101,21 @@ class OwnerLock:
 
     def __init__(self, path: Path) -> None:
         """Take the lock beside the database at `path`, or raise `ArchiveUnavailable`."""
-        self._fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = -1
         try:
+            self._fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
+        except BlockingIOError as error:
+            self.release()
             raise ArchiveUnavailable(
                 "in use",
                 f"{str(path)!r} is in use by another recap process",
                 "stop it or choose another path with --db",
+            ) from error
+        except OSError as error:
+            self.release()
+            raise ArchiveUnavailable(
+                "directory", f"{path.name!r} cannot be locked: {error}", "make its directory writable"
             ) from error
 
     def release(self) -> None:

@@ -119,7 +119,7 @@ def test_a_message_is_counted_and_compressed_once(path: Path) -> None:
                     "SELECT codec, size, tokens, length(content) FROM messages ORDER BY size DESC"
                 ).fetchone()
                 or ()
-            )  # noqa: E501
+            )
     assert (codec, size, tokens) == ("zstd", 600, 600) and stored < 100
     assert counted == ["", "one", "x" * 600]
 
