@@ -11,10 +11,11 @@ Members = dict[str, bytes]  # raw value by key
 
 
 def is_event_stream(body: bytes, content_type: str) -> bool:
-    """By the header, else by the first bytes: some upstreams label their streams as plain text or not at all."""
+    """By the header, unless the first bytes say otherwise: upstreams mislabel their streams and their errors."""
+    head = body[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if content_type.partition(";")[0].strip().lower() == "text/event-stream":
-        return True
-    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+        return not head.startswith(b"{")
+    return head.startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
 
 
 def members(raw: bytes) -> Members:

@@ -16,15 +16,9 @@ NOTICE = (
     "The files of the workspace and their contents are unchanged by this."
 )
 
-_TELLING_ARGUMENTS = ("file_path", "filePath", "path", "notebook_path", "target_file", "filename", "file") + (
-    "command",
-    "cmd",
-    "pattern",
-    "query",
-    "url",
-    "description",
-    "prompt",
-)
+_TELLING_ARGUMENTS = (
+    "file_path filePath path notebook_path target_file filename file command cmd pattern query url description prompt"
+).split()
 
 
 def content_texts(content: Any) -> list[str]:

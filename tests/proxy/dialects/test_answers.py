@@ -171,6 +171,7 @@ def test_a_chunk_without_choices_or_with_a_second_choice_changes_nothing() -> No
         ('{"error":{"message":"no","code":400}}', "application/json", "400: no"),
         ('{"error":"plain"}', "", "plain"),
         ('{"object":"error","message":"old vLLM","code":40001}', "", "old vLLM"),
+        ('{"error":{"message":"refused"}}', SSE, "refused"),
         ('data: {"error":{"message":"broke"}}\n\n', SSE, "broke"),
         ("event: error\ndata: overloaded\n\n", SSE, "overloaded"),
     ],
