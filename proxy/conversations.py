@@ -150,7 +150,7 @@ class ArchivedConversations:
         return Plan(None, None)
 
     def health(self) -> dict[str, object]:
-        """`state` is ok, failing (nothing new is left out, what is served stays) or unavailable (all passes through)."""
+        """`state`: ok, failing (nothing new is left out, what is served stays) or unavailable (all passes through)."""
         trouble = self._archive_trouble()
         facts: dict[str, object] = {
             "state": "unavailable" if self._archive is None else "failing" if trouble else "ok",
@@ -166,7 +166,7 @@ class ArchivedConversations:
         """Wait until everything that has been planned and recorded so far is in the archive."""
         if self._archive is not None:
             await asyncio.wrap_future(self._planner.submit(lambda: None))
-            await asyncio.wrap_future(await asyncio.wrap_future(self._recorder.mark()))
+            await asyncio.to_thread(lambda: self._recorder.mark().result().result())
 
     def _settle(self) -> None:
         """Let the archive catch up before it is read; after the deadline it is read as it is."""

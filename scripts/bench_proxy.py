@@ -1,0 +1,259 @@
+"""What the proxy adds to a request: latency, CPU, throughput, memory, disk; side by side with going direct.
+
+One run starts an upstream, a proxy and this load generator as three processes on the loopback, and stops them again.
+The request is a chat body of about 200 kB and 100 messages; every request extends its session, as an agent's would.
+
+    python scripts/bench_proxy.py [--requests 400] [--connections 32]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MESSAGES, BODY_BYTES = 99, 200_000
+REQUESTS_A_SESSION = 25  # agents make 10 to 100 requests a user turn
+ANSWER = json.dumps(
+    {
+        "id": "c",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 50_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 49_920}},
+    }
+).encode()
+EVENTS = [b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'] * 20 + [b"data: [DONE]\n\n"]
+
+
+async def upstream(port: int) -> None:
+    """The least that an upstream can do: read a request, answer it, as a stream when the body asks for one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:"))
+                body = await reader.readexactly(length)
+                if b'"stream": true' in body[-40:]:
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                    )
+                    for event in EVENTS:
+                        writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+                    writer.write(b"0\r\n\r\n")
+                else:
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+                        + ANSWER
+                    )
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=1 << 20)
+    async with server:
+        await server.serve_forever()
+
+
+def bodies(count: int, *, stream: bool, seed: int) -> list[bytes]:
+    """Sessions of 25 requests each, every one two messages longer than the one before."""
+    dice = random.Random(seed)
+    words = [f"{dice.choice('abcdefgh')}{dice.randrange(10**6)}" for _ in range(5000)]
+    found = []
+    for session in range(-(-count // REQUESTS_A_SESSION)):
+        history = [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": f"{session}"}]
+        while len(history) < MESSAGES:
+            number = len(history)
+            call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+            text = " ".join(dice.choices(words, k=BODY_BYTES * 2 // MESSAGES // 8))
+            history += [
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": f"c{number}", "content": f"{session} {number} {text}"},
+            ]
+        for step in range(REQUESTS_A_SESSION):
+            found.append(json.dumps({"model": "bench", "messages": history, "stream": stream}).encode())
+            history += [{"role": "assistant", "content": f"step {step}"}, {"role": "user", "content": "go on"}]
+    return found[:count]
+
+
+class Connection:
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def open(self) -> "Connection":
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        return self
+
+    async def ask(self, body: bytes) -> tuple[float, float]:
+        """Seconds to the first body byte and to the end."""
+        start = time.perf_counter()
+        self._writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"authorization: Bearer bench\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"the request failed: {head!r}")
+        if b"content-length" in head:
+            length = next(int(x[15:]) for x in head.split(b"\r\n") if x.startswith(b"content-length:"))
+            await self._reader.readexactly(length)
+            end = time.perf_counter()
+            return end - start, end - start
+        first = 0.0
+        while True:
+            size = int(await self._reader.readline(), 16)
+            await self._reader.readexactly(size + 2)
+            first = first or time.perf_counter() - start
+            if size == 0:
+                return first, time.perf_counter() - start
+
+
+async def one_by_one(port: int, requests: list[bytes]) -> list[float]:
+    """Seconds to the first body byte of each request, one after the other."""
+    connection = await Connection(port).open()
+    return [(await connection.ask(body))[0] for body in requests]
+
+
+async def at_once(port: int, requests: list[bytes], connections: int) -> float:
+    """Requests a second over so many connections."""
+    queue = list(requests)
+
+    async def worker(connection: Connection) -> None:
+        while queue:
+            await connection.ask(queue.pop())
+
+    opened = [await Connection(port).open() for _ in range(connections)]
+    start = time.perf_counter()
+    await asyncio.gather(*(worker(connection) for connection in opened))
+    return len(requests) / (time.perf_counter() - start)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def process(*command: str) -> Iterator[int]:
+    running = subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL)
+    try:
+        yield running.pid
+    finally:
+        running.terminate()
+        running.wait(20)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+async def reachable(port: int) -> None:
+    for _ in range(300):
+        try:
+            await Connection(port).open()
+            return
+        except OSError:
+            await asyncio.sleep(0.1)
+    raise RuntimeError(f"nothing listens on port {port} after 30 s")
+
+
+def quantiles(seconds: list[float]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds."""
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return 1000 * cuts[49], 1000 * cuts[98]
+
+
+async def measure(count: int, connections: int, folder: Path) -> None:
+    up, port = free_port(), free_port()
+    db = folder / "bench.db"
+    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
+    with process(__file__, "--serve-upstream", str(up)), process(*serve, "--log-level", "warning") as pid:
+        await reachable(up)
+        await reachable(port)
+        await one_by_one(port, bodies(40, stream=False, seed=1))  # warm: pools, caches, the rank table
+        print(
+            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        )
+        size = len(bodies(1, stream=False, seed=0)[0])
+        longest = MESSAGES + 2 * REQUESTS_A_SESSION
+        print(f"chat body of {size // 1000} kB, {MESSAGES} to {longest} messages; {count} requests each\n")
+        for name, stream in (("JSON", False), ("first SSE chunk", True)):
+            direct = quantiles(await one_by_one(up, bodies(count, stream=stream, seed=2 + stream)))
+            before = cpu_seconds(pid)
+            ours = quantiles(await one_by_one(port, bodies(count, stream=stream, seed=4 + stream)))
+            cpu = 1000 * (cpu_seconds(pid) - before) / count
+            print(
+                f"{name}: direct p50 {direct[0]:.1f} ms, p99 {direct[1]:.1f} ms; "
+                f"proxy p50 {ours[0]:.1f} ms, p99 {ours[1]:.1f} ms; "
+                f"added p50 {ours[0] - direct[0]:.1f} ms, p99 {ours[1] - direct[1]:.1f} ms; "
+                f"CPU {cpu:.1f} ms a request"
+            )
+        direct_rate = await at_once(up, bodies(count, stream=False, seed=6), connections)
+        rate = await at_once(port, bodies(count, stream=False, seed=7), connections)
+        print(
+            f"{connections} connections: direct {direct_rate:.0f}/s, proxy {rate:.0f}/s, share {rate / direct_rate:.2f}"
+        )
+        print(f"resident after load: {resident_mb(pid):.0f} MB")
+
+
+async def growth(folder: Path) -> tuple[int, int]:
+    """One session of two hundred turns whose requests are 200 kB and more, each with 2 kB of new text.
+
+    Returns the bytes sent and the unique bytes among them.
+    """
+    up, port = free_port(), free_port()
+    db = folder / "growth.db"
+    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
+    dice = random.Random(11)
+    (first,) = bodies(1, stream=False, seed=10)
+    history = json.loads(first)["messages"]
+    unique = sent = 0
+    with process(__file__, "--serve-upstream", str(up)), process(*serve, "--log-level", "warning"):
+        await reachable(up)
+        await reachable(port)
+        connection = await Connection(port).open()
+        for turn in range(200):
+            text = " ".join(f"{dice.choice('abcdefgh')}{dice.randrange(10**6)}" for _ in range(250))
+            history += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": text}]
+            body = json.dumps({"model": "bench", "messages": history}).encode()
+            await connection.ask(body)
+            unique, sent = len(body), sent + len(body)
+    return sent, unique
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--serve-upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve_upstream:
+        asyncio.run(upstream(arguments.serve_upstream))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(arguments.requests, arguments.connections, Path(folder)))
+        sent, unique = asyncio.run(growth(Path(folder)))
+        stored = sum(path.stat().st_size for path in Path(folder).glob("growth.db*"))
+        print(
+            f"200 turns, {sent / 1e6:.0f} MB sent, {unique / 1e6:.2f} MB unique: database {stored / 1e6:.2f} MB, "
+            f"{stored / unique:.2f} x unique"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
