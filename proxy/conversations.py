@@ -36,8 +36,8 @@ from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ADMIT_DEADLINE_S = 5.0  # a stuck disk must not hold a request; normal planning takes milliseconds
-DURABLE_DEADLINE_S = 2.0  # a decision that is not on disk by then is not taken
+ADMIT_DEADLINE_S = 10.0  # a stuck disk must not hold a request for ever; normal planning takes milliseconds
+DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
 SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 ANSWER_BYTES_MAX = 64 * 2**20  # decoded; larger answers are relayed but not archived
 NOTICE_MARK = b"notice"
