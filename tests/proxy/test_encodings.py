@@ -3,7 +3,7 @@
 import gzip
 import zlib
 
-import brotli
+import brotli  # type: ignore[import-untyped]  # ships no types
 import pytest
 from backports import zstd
 from hypothesis import given

@@ -124,7 +124,8 @@ async def test_redirects_and_cookies_are_the_clients_business() -> None:
     moved = response(b"", status=b"307 Moved", headers=((b"Location", b"/v1/b"), (b"Set-Cookie", b"__cf_bm=secret")))
     async with (
         raw_upstream(answering(moved), answering(response())) as upstream,
-        running_proxy(Settings(upstream=upstream.url)) as proxy,
+        # by name: cookie jars ignore addresses
+        running_proxy(Settings(upstream=f"http://localhost:{upstream.port}")) as proxy,
     ):
         reply = await exchange(proxy.port, request("/v1/a", b"{}"))
         assert (reply.status, reply.header(b"location")) == (307, [b"/v1/b"])
