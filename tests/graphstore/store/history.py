@@ -17,7 +17,7 @@ from graphstore.records import (
 )
 
 SCOPE = b"scope of tests.."
-START = 1_796_000_000.0  # 2026-11-30 12:53:20 UTC
+START = 1_796_000_000.0  # 2026-11-30 00:53:20 UTC
 
 
 def message(text: str) -> MessageRow:
