@@ -1,4 +1,4 @@
-"""Which real agents this machine has. `RECAP_REQUIRE_AGENTS=1` turns a missing one into a failure."""
+"""Which real agents this machine has. `TEST_AGENTS_REQUIRED=1` turns a missing one into a failure."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def start_agent(workspace: Workspace) -> StartAgent:
     def start(name: str, base_url: str) -> Driver:
         if name in COMMAND_AGENTS:
             if absence := missing(name):
-                if os.environ.get("RECAP_REQUIRE_AGENTS"):
+                if os.environ.get("TEST_AGENTS_REQUIRED"):
                     pytest.fail(f"{name} is required here, but {absence}")
                 pytest.skip(f"{name}: {absence}")
             return COMMAND_AGENTS[name](workspace, base_url)

@@ -2,7 +2,7 @@
 
 A driver owns a fresh home and work folder and knows how its agent is configured, how a turn is started and continued,
 and which tool reads a file there. It knows nothing of the proxy. `make test` puts the pinned binaries into `.agents`;
-`RECAP_AGENTS` names another folder that holds a `node_modules`.
+`TEST_AGENTS_DIR` names another folder that holds a `node_modules`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import openai
 
 ROOT = Path(__file__).resolve().parents[2]
-AGENTS = Path(os.environ.get("RECAP_AGENTS", ROOT / ".agents")) / "node_modules"
+AGENTS = Path(os.environ.get("TEST_AGENTS_DIR", ROOT / ".agents")) / "node_modules"
 KEY = "sk-test-agent-key"
 TURN_DEADLINE_SECONDS = 120.0  # a turn takes six; a first start on a busy machine several times that
 EXIT_DEADLINE_SECONDS = 10.0

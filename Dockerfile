@@ -1,0 +1,21 @@
+# docker build -t recap-proxy .
+# docker run -p 127.0.0.1:8787:8787 -e RECAP_PROXY_KEY=... -v recap:/data recap-proxy
+#
+# In a container the proxy has to listen on every interface, and then it wants a key: clients send it as x-recap-key.
+FROM python:3.12-slim
+
+RUN useradd --create-home --uid 10001 recap && install --directory --owner recap --mode 0700 /data
+WORKDIR /app
+COPY pyproject.toml README.md LICENSE ./
+COPY proxy proxy
+COPY graphstore graphstore
+COPY proxy_model proxy_model
+COPY migrations migrations
+RUN pip install --no-cache-dir .
+
+USER recap
+ENV RECAP_HOST=0.0.0.0 RECAP_PORT=8787 RECAP_DB=/data/recap.db
+VOLUME /data
+EXPOSE 8787
+ENTRYPOINT ["recap"]
+CMD ["serve"]

@@ -1,0 +1,65 @@
+# Everything sets itself up: a virtual environment in .venv, the real agents for the tests in .agents.
+#   make serve ARGS="--upstream URL"    make test ARGS="-k chat"
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TYPED := -p tests.fakes -p tests.agents -p tests.meta
+
+.PHONY: serve test agents bench lint format types check clean
+
+serve: $(VENV)/.installed
+	@$(BIN)/recap serve $(ARGS)
+
+test: $(VENV)/.installed-dev agents
+	$(BIN)/pytest $(ARGS)
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python scripts/bench_selection.py
+	$(BIN)/python scripts/bench_proxy.py
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases $(TYPED)
+
+check: lint types test
+
+# Real agents are a matter of the tests alone: without npm, or when it fails, those tests are skipped.
+agents:
+	@if ! command -v npm >/dev/null; then \
+	    echo "make: npm is not installed: the tests with real agents (OpenCode, Codex, Qwen Code) will be skipped"; \
+	elif ! $(MAKE) --no-print-directory .agents/.installed; then \
+	    echo "make: npm could not fetch the agents: tests with those that are absent will be skipped"; \
+	fi
+
+.agents/.installed: tests/agents/package.json tests/agents/package-lock.json
+	@mkdir -p .agents
+	@cp $^ .agents/
+	npm ci --prefix .agents --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "make: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { rm -rf $(VENV); echo "make: $(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) .agents build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
