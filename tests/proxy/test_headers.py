@@ -42,6 +42,10 @@ def test_length_goes_with_a_body_only(status: int, kept: bool) -> None:
     assert bool(response_headers([(b"content-length", b"5")], status)) == kept
 
 
+def test_length_goes_where_the_answer_was_chunked() -> None:
+    assert response_headers([(b"Content-Length", b"5"), (b"Transfer-Encoding", b"chunked")], 200) == []
+
+
 def test_tokens_join_repeated_headers_in_order() -> None:
     assert tokens_of([(b"A", b"x, Y"), (b"b", b"q"), (b"a", b" ,z")], b"a") == [b"x", b"y", b"z"]
 
