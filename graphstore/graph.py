@@ -74,11 +74,15 @@ class ContextGraph:
     def stale(self, ordinals: Sequence[int]) -> list[bool]:
         return self._flagged(ordinals, _STALE)
 
-    def supports_of(self, dependents: Collection[int]) -> dict[int, list[int]]:
+    def supports_of(self, dependents: Iterable[int]) -> dict[int, list[int]]:
         """Predecessors of each of these blocks in stored order; blocks without any are absent. One pass over edges."""
+        wanted = bytearray(len(self._flags))  # by ordinal; every end of an edge is a known block
+        for ordinal in dependents:
+            if ordinal < len(wanted):
+                wanted[ordinal] = 1
+        edges = zip(self._supports, self._dependents, strict=True)
         found: dict[int, list[int]] = {}
-        wanted = map(set(dependents).__contains__, self._dependents)
-        for support, dependent in compress(zip(self._supports, self._dependents, strict=True), wanted):
+        for support, dependent in compress(edges, map(wanted.__getitem__, self._dependents)):
             found.setdefault(dependent, []).append(support)
         return found
 

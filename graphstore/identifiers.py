@@ -6,6 +6,7 @@ name also yields its parts, so that `store.writer` is found by `writer`. Case is
 
 import re
 from collections.abc import Iterable
+from sys import intern
 
 LENGTH_MIN = 4
 STOP_WORDS = frozenset(
@@ -32,4 +33,4 @@ def _kept(tokens: Iterable[str]) -> frozenset[str]:
     found = {token for token in tokens if len(token) >= LENGTH_MIN}
     for token in [token for token in found if "." in token]:
         found.update(part for part in token.split(".") if len(part) >= LENGTH_MIN and not part[0].isdigit())
-    return frozenset(found - STOP_WORDS)
+    return frozenset(map(intern, found - STOP_WORDS))

@@ -177,12 +177,14 @@ def select(
     packed, cost = _pack(ranking, costs, protected_cost, budget)
     seeds = sorted([*reasons, *packed])
     dependents = _expand(seeds, history, scores.stale, graph, allowance - cost)
+    cost += sum(costs[i] for i in dependents)
     chosen = {*seeds, *dependents}
-    capped = _cap(chosen, history, reasons, parameters.request_cap_chars - rest_chars)
+    capped = _cap(chosen, history, reasons, cost + rest_chars - parameters.request_cap_chars)
     if capped is None:
-        chosen = set(range(len(history)))
+        chosen, cost = set(range(len(history))), total
     else:
         chosen.difference_update(capped)
+        cost -= sum(costs[i] for i in capped)
 
     def ordinals(positions: Sequence[int]) -> tuple[int, ...]:
         return tuple([history[i].ordinal for i in positions])
@@ -195,7 +197,7 @@ def select(
         capped=ordinals(sorted(capped or ())),
         budget=budget,
         allowance=allowance,
-        cost=sum(costs[i] for i in chosen),
+        cost=cost,
         protected_cost=protected_cost,
         total_cost=total,
         over_cap=capped is None,
@@ -280,19 +282,20 @@ def _expand(
     return added
 
 
-def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str], cap: int) -> list[int] | None:
-    """Positions to drop so that the chosen cost at most `cap`: the oldest first, protected edits last (ours).
+def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str], excess: int) -> list[int] | None:
+    """Positions to drop so that at least `excess` characters go: the oldest first, protected edits last (ours).
 
-    None when even users and pinned blocks alone cost more.
+    None when even users and pinned blocks alone are too much.
     """
-    excess = sum(history[i].cost for i in chosen) - cap
-    dropped = []
+    dropped: list[int] = []
+    if excess <= 0:
+        return dropped
     for position in _droppable(chosen, history, reasons):
-        if excess <= 0:
-            break
         dropped.append(position)
         excess -= history[position].cost
-    return dropped if excess <= 0 else None
+        if excess <= 0:
+            return dropped
+    return None
 
 
 def _droppable(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str]) -> Iterator[int]:
