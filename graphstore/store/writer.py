@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam, case, select
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_BATCHES_MAX = 2048  # at one batch per request and answer: minutes of a busy proxy with a failing disk
 GROUP_BATCHES_MAX = 64  # per transaction: the commit is shared, and a durable batch never waits for more than this
+LINGER_S = 0.05  # that a batch waits for company: a request and its answer then cost one transaction, not two or three
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
 
@@ -89,7 +90,7 @@ class Writer:
         self._pause = pause
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._hurry = threading.Event()  # ends a pause: somebody waits for a durable batch, or we are closing
+        self._hurry = threading.Event()  # ends every wait: a durable batch is queued, or we are closing
         self._closing = False
         self._attempts = 0
         self._lost = 0
@@ -165,9 +166,15 @@ class Writer:
             pragma(connection, "wal_checkpoint(TRUNCATE)")
 
     def _next_group(self) -> tuple[_Job, ...]:
+        """The head of the queue, after a moment in which others may join it; empty when closed and drained."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing)
-            return tuple(islice(self._jobs, GROUP_BATCHES_MAX))
+        self._hurry.wait(LINGER_S)
+        with self._changed:
+            group = tuple(islice(self._jobs, GROUP_BATCHES_MAX))
+            if not self._closing and not any(job.durable for job in islice(self._jobs, len(group), None)):
+                self._hurry.clear()
+            return group
 
     def _store(self, group: tuple[_Job, ...]) -> bool:
         """Commit a group from the head of the queue; False when file or disk failed and the rest must wait."""
@@ -192,8 +199,7 @@ class Writer:
         with self._engine.connect() as connection:
             pragma(connection, f"synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.begin():
-                for job in group:
-                    _Transaction(connection, self._count_tokens, self._clock()).write(job.batch)
+                _Transaction(connection, self._count_tokens, self._clock()).write(_merge(job.batch for job in group))
 
     def _leave(self, group: tuple[_Job, ...], error: Exception | None) -> None:
         """Take a group off the head of the queue and tell its callers."""
@@ -248,6 +254,12 @@ class Writer:
         pause = RETRY_PAUSES_S[min(self._attempts, len(RETRY_PAUSES_S) - 1)]
         self._attempts += 1
         self._pause(self._hurry, pause)
+
+
+def _merge(batches: Iterable[Batch]) -> Batch:
+    """One batch with the rows of all, in order: later replacements win, and rows still find what they refer to."""
+    parts = list(batches)
+    return Batch(*(tuple(chain.from_iterable(getattr(part, f.name) for part in parts)) for f in fields(Batch)))
 
 
 def _history_of(batch: Batch) -> Batch:
