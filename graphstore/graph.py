@@ -7,7 +7,7 @@ edge up to 65,536 blocks, 16 beyond. It knows no text, no database and no select
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, compress
+from itertools import chain
 from math import isfinite
 from operator import attrgetter, itemgetter
 
@@ -80,10 +80,9 @@ class ContextGraph:
         for ordinal in dependents:
             if ordinal < len(wanted):
                 wanted[ordinal] = 1
-        edges = zip(self._supports, self._dependents, strict=True)
         found: dict[int, list[int]] = {}
-        for support, dependent in compress(edges, map(wanted.__getitem__, self._dependents)):
-            found.setdefault(dependent, []).append(support)
+        for position in [i for i, dependent in enumerate(self._dependents) if wanted[dependent]]:
+            found.setdefault(self._dependents[position], []).append(self._supports[position])
         return found
 
     def update(self, observation: Observation, parameters: Parameters) -> None:

@@ -25,10 +25,14 @@ def blend(importance: float, attention: float, attention_max: float, alpha: floa
 
 def lexical_cue(texts: Sequence[frozenset[str]], request: frozenset[str]) -> list[float]:
     """lex(v): summed inverse document frequency of the identifiers shared with the request (paper §4.3, Eq. 2)."""
-    shared = [request & text for text in texts]
+    touched = [i for i, text in enumerate(texts) if not request.isdisjoint(text)]
+    shared = [request & texts[i] for i in touched]
     frequency = Counter(chain.from_iterable(shared))
     weight = {word: log(len(texts) / count) for word, count in frequency.items()}
-    return [fsum(map(weight.__getitem__, words)) if words else 0.0 for words in shared]
+    cue = [0.0] * len(texts)
+    for i, words in zip(touched, shared, strict=True):
+        cue[i] = fsum(map(weight.__getitem__, words))
+    return cue
 
 
 def standardised(values: Sequence[float]) -> list[float]:

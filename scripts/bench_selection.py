@@ -28,7 +28,7 @@ class World:
     def __init__(self, size: int, *, observed: float, seed: int = 0) -> None:
         draw = random.Random(seed)
         vocabulary = [f"identifier_{i}" for i in range(30_000)]
-        weights = list(accumulate(1 / (rank + 1) for rank in range(len(vocabulary))))  # Zipf, like words in code
+        weights = list(accumulate(1 / (rank + 20) for rank in range(len(vocabulary))))  # Zipf, like words in code
 
         def words(count: int) -> frozenset[str]:
             return frozenset(draw.choices(vocabulary, cum_weights=weights, k=count))
