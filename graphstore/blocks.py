@@ -146,6 +146,25 @@ def cut_blocks(messages: Sequence[Message]) -> Cut:
     return Cut(blocks, tuple(call for group in groups for call in group.unanswered))
 
 
+def extend_cut(known: Cut, messages: Sequence[Message]) -> Cut:
+    """The cut of `messages`, whose beginning has the cut `known`: equal to `cut_blocks(messages)`, and cheaper.
+
+    Everything before the newest user block stands for ever, unless a call there has no result yet or a later result
+    names no call after it; then all of it is cut again.
+    """
+    place = next((i for i in range(len(known.blocks) - 1, -1, -1) if known.blocks[i].kind == "user"), 0)
+    if place == 0 or known.open_calls:
+        return cut_blocks(messages)
+    start = known.blocks[place].messages[0]
+    if any(block.messages[-1] >= start for block in known.blocks[:place]):
+        return cut_blocks(messages)
+    tail = cut_blocks(messages[start:])
+    if any(block.kind == "pinned" and messages[start + block.messages[0]].role == "output" for block in tail.blocks):
+        return cut_blocks(messages)
+    moved = (Block(b.kind, tuple(start + i for i in b.messages), b.cost, b.edits) for b in tail.blocks)
+    return Cut((*known.blocks[:place], *moved), tail.open_calls)
+
+
 def _finish(group: _Group, messages: Sequence[Message]) -> Block:
     return Block(
         kind="pinned" if group.kind == "reasoning" else group.kind,

@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from itertools import count
 
-from graphstore.blocks import Cut, cut_blocks
+from graphstore.blocks import Cut
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
@@ -223,8 +223,7 @@ class ArchivedConversations:
 
     def _forward(self, row: ExchangeRow, found: Identified, incoming: Incoming) -> Plan:
         session, parsed = found.session, incoming.parsed
-        cut = cut_blocks(parsed.messages)
-        ordinals = session.adopt(cut)
+        cut, ordinals = session.cut_history(parsed.messages, found.known)
         facts = self._facts(found, incoming, cut, ordinals)
         decision = decide(facts, self._policy)
         self._count_turn(found, facts, cut, parsed)
@@ -290,8 +289,8 @@ class ArchivedConversations:
         )
         if found.session.row.kind == "side":  # a history of its own, not one that goes beyond an agent's
             found.session.row = replace(found.session.row, head_node_id=row.head_node_id)
-            cut = cut_blocks(incoming.parsed.messages)
-            self._recorder.arrived(row, found, incoming, cut, found.session.adopt(cut))
+            cut, ordinals = found.session.cut_history(incoming.parsed.messages, found.known)
+            self._recorder.arrived(row, found, incoming, cut, ordinals)
         else:
             self._recorder.arrived(row, found, incoming, None, ())
         return self._recorded(row, found.session, incoming)

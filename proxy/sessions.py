@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal, Protocol
 
-from graphstore.blocks import Cut, Message
+from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import BlockRow, NodeState, Outcome, SelectionRow, SessionRow
 from proxy.clients import Caller
@@ -54,22 +54,35 @@ class Session:
     window: str | None = None
     step: int = 0
     in_flight: int = 0
+    cut: Cut = Cut((), ())
+    cut_length: int = 0  # messages that `cut` covers
+    block_ordinals: list[int] = field(default_factory=list)  # aligned with the blocks of `cut`
 
     def follow(self, chain: list[bytes], digests: list[bytes]) -> None:
         self.chain, self.digests = chain, digests
 
-    def adopt(self, cut: Cut) -> list[int]:
-        """Ordinal of every block of the present history; blocks seen for the first time get the next numbers."""
-        ids = [row_id(link) for link in self.chain]
-        result = []
-        for block in cut.blocks:
-            known = next((self.ordinals[ids[i]] for i in block.messages if ids[i] in self.ordinals), None)
-            if known is None:
-                known, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
-            for i in block.messages:
-                self.ordinals.setdefault(ids[i], known)
-            result.append(known)
-        return result
+    def cut_history(self, messages: Sequence[Message], known: int) -> tuple[Cut, list[int]]:
+        """Blocks of the present history and the ordinal of each; blocks seen for the first time get the next numbers.
+
+        The first `known` messages are those of the cut before.
+        """
+        before, cut = self.cut, extend_cut(self.cut, messages) if known == self.cut_length else cut_blocks(messages)
+        stable = 0
+        for old, new in zip(before.blocks, cut.blocks, strict=False):
+            if old is not new:
+                break
+            stable += 1
+        ordinals = self.block_ordinals[:stable]
+        for block in cut.blocks[stable:]:
+            ids = [row_id(self.chain[i]) for i in block.messages]
+            number = next((self.ordinals[node] for node in ids if node in self.ordinals), None)
+            if number is None:
+                number, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
+            for node in ids:
+                self.ordinals.setdefault(node, number)
+            ordinals.append(number)
+        self.cut, self.cut_length, self.block_ordinals = cut, len(messages), ordinals
+        return cut, ordinals
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +344,16 @@ class Registry:
         return None
 
     def _moved(self, session: Session, incoming: Incoming, outcome: Outcome, *, known: int) -> Identified:
-        old_ordinals = [session.ordinals.get(row_id(link)) for link in session.chain]
+        former = session.chain
         if session.chain and self._by_head.get(session.chain[-1]) == session.row.id:
             del self._by_head[session.chain[-1]]
         session.follow(incoming.chain, list(incoming.parsed.digests))
-        if outcome in ("client pruning", "amendment"):
-            for link, ordinal in zip(session.chain, old_ordinals, strict=False):
-                if ordinal is not None:
-                    session.ordinals.setdefault(row_id(link), ordinal)
+        if outcome not in ("extension", "retry"):
+            session.cut_length = -1
+        if outcome in ("client pruning", "amendment"):  # the messages stand where they stood
+            for old, new in zip(former, session.chain, strict=False):
+                if (ordinal := session.ordinals.get(row_id(old))) is not None:
+                    session.ordinals.setdefault(row_id(new), ordinal)
         if outcome == "client compaction":
             session.left_out = frozenset()
         session.window = incoming.caller.window
