@@ -40,7 +40,9 @@ class ContextGraph:
         """The graph that these rows describe, edges in order of `position`. Raises GraphIntegrityError."""
         graph = cls()
         known = list(nodes)
-        graph._admit([node.ordinal for node in known])
+        graph._admit({node.ordinal for node in known})
+        if sum(map(bool, graph._flags)) < len(known):
+            raise GraphIntegrityError("a block is stored once", sorted(node.ordinal for node in known))
         for node in known:
             graph._importance[node.ordinal] = node.u
             graph._flags[node.ordinal] = _KNOWN | _OBSERVED * node.observed | _STALE * node.stale
