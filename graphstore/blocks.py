@@ -6,6 +6,7 @@ module knows no wire format; it only decides which messages stay together (DESIG
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Role = Literal["instruction", "user", "assistant", "call", "output", "reasoning", "other"]
@@ -39,32 +40,33 @@ class Block:
     edits: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `turn_start` is asked for once a block
 class Cut:
     """Blocks in chronological order of their first message.
 
-    `open_calls` are the ids of calls without a result: such a request is never rewritten.
+    `open_calls` are the ids of calls without a result: such a request is never rewritten. `is_boundary` is True when
+    the newest user message still waits for the agent: no answer, call, result or reasoning stands after it.
     """
 
     blocks: tuple[Block, ...]
     open_calls: tuple[str, ...]
+    is_boundary: bool = False
 
-    @property
+    @cached_property
     def turn_start(self) -> int:
-        """Index of the first block of the current turn: the trailing run of user blocks and all after it."""
-        users = [i for i, block in enumerate(self.blocks) if block.kind == "user"]
-        if not users:
-            return 0
-        start = users[-1]
-        while start > 0 and self.blocks[start - 1].kind == "user":
-            start -= 1
-        return start
+        """Index of the first block of the current turn: the trailing run of user messages and all after it.
 
-    @property
-    def is_boundary(self) -> bool:
-        """True when nothing that the agent produced stands after the newest user request."""
-        tail = self.blocks[self.turn_start :]
-        return bool(tail) and any(b.kind == "user" for b in tail) and all(b.kind in ("user", "pinned") for b in tail)
+        A block that began before these users and reaches past them, because a result came late, belongs to the turn.
+        """
+        start = next((i for i in range(len(self.blocks) - 1, -1, -1) if self.blocks[i].kind == "user"), 0)
+        while start > 0 and self._adjoining_users(start):
+            start -= 1
+        request = self.blocks[start].messages[0] if self.blocks else 0
+        return next((i for i, block in enumerate(self.blocks[:start]) if block.messages[-1] > request), start)
+
+    def _adjoining_users(self, index: int) -> bool:
+        before, block = self.blocks[index - 1], self.blocks[index]
+        return before.kind == "user" and before.messages[0] + 1 == block.messages[0]
 
 
 @dataclass(slots=True)
@@ -93,22 +95,23 @@ def cut_blocks(messages: Sequence[Message]) -> Cut:
         return group
 
     for index, message in enumerate(messages):
+        after_reasoning = index > 0 and messages[index - 1].role == "reasoning"
         match message.role:
             case "user":
                 current = None
                 start("user", index)
             case "reasoning":
-                if current is None or not (current.kind == "reasoning" or current.unanswered or current.ends_with_call):
+                if current is None or not (after_reasoning or current.unanswered or current.ends_with_call):
                     current = start("reasoning", index)
                 else:
                     current.members.append(index)
                 current.has_reasoning = True
                 current.ends_with_call = False
             case "assistant":
-                if current is not None and current.has_reasoning and current.kind in ("reasoning", "assistant"):
+                if current is not None and current.kind == "reasoning":
                     current.kind = "assistant"
                     current.members.append(index)
-                elif current is not None and current.unanswered:
+                elif current is not None and (after_reasoning or current.kind == "assistant" or current.unanswered):
                     current.members.append(index)
                 else:
                     start("assistant", index)
@@ -143,7 +146,17 @@ def cut_blocks(messages: Sequence[Message]) -> Cut:
                     owners[call] = group
 
     blocks = tuple(_finish(group, messages) for group in groups)
-    return Cut(blocks, tuple(call for group in groups for call in group.unanswered))
+    open_calls = tuple(call for group in groups for call in group.unanswered)
+    return Cut(blocks, open_calls, _awaits_agent(messages))
+
+
+def _awaits_agent(messages: Sequence[Message]) -> bool:
+    for message in reversed(messages):
+        if message.role == "user":
+            return True
+        if message.role not in ("instruction", "other") or message.calls:
+            return False
+    return False
 
 
 def extend_cut(known: Cut, messages: Sequence[Message]) -> Cut:
@@ -162,7 +175,7 @@ def extend_cut(known: Cut, messages: Sequence[Message]) -> Cut:
     if any(block.kind == "pinned" and messages[start + block.messages[0]].role == "output" for block in tail.blocks):
         return cut_blocks(messages)
     moved = (Block(b.kind, tuple(start + i for i in b.messages), b.cost, b.edits) for b in tail.blocks)
-    return Cut((*known.blocks[:place], *moved), tail.open_calls)
+    return Cut((*known.blocks[:place], *moved), tail.open_calls, tail.is_boundary)
 
 
 def _finish(group: _Group, messages: Sequence[Message]) -> Block:
