@@ -5,8 +5,10 @@ writer's business: nothing here ever reaches a client.
 """
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from graphstore.blocks import Cut
@@ -30,6 +32,8 @@ from proxy.sessions import Identified, Incoming, Session
 
 log = logging.getLogger(__name__)
 
+COLLECT_S = 0.02  # how long recording may lag behind, unless somebody waits for it
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -52,16 +56,26 @@ class _Snapshot:
 
 
 class Recorder:
+    """One thread that works through jobs in order. It collects for a moment before it starts, so that a request is
+    not slowed down by the recording of the one before it.
+    """
+
     def __init__(self, writer: Writer, reader: Reader) -> None:
         self._writer = writer
         self._reader = reader
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recap-record")
+        self._jobs: deque[tuple[Callable[[], object], Future[object]]] = deque()
+        self._work = threading.Event()
+        self._hurry = threading.Event()  # somebody waits for a job, or for the end
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="recap-recorder", daemon=True)
+        self._thread.start()
 
     def arrived(
-        self, row: ExchangeRow, found: Identified, incoming: Incoming, cut: Cut | None, ordinals: Sequence[int]
+        self, row: ExchangeRow, found: Identified, incoming: Incoming, cut: Cut, ordinals: Sequence[int]
     ) -> None:
         """Archive what is new in a request, with its exchange."""
-        self._run(self._arrived, row, found, _Snapshot.of(found), incoming, cut, tuple(ordinals))
+        snapshot = _Snapshot.of(found)
+        self._add(lambda: self._writer.submit(self._batch(row, found.known, snapshot, incoming, cut, ordinals)))
 
     def decided(
         self,
@@ -71,56 +85,66 @@ class Recorder:
         cut: Cut,
         ordinals: Sequence[int],
         selection: SelectionRow,
-    ) -> "Future[None]":
+    ) -> "Future[object]":
         """Commit a decision durably, together with the whole history that it selects from.
 
         The future resolves when all of it is on disk; it raises what kept it from getting there.
         """
-        return self._thread.submit(
-            self._decided, row, found, _Snapshot.of(found), incoming, cut, tuple(ordinals), selection
-        )
+        snapshot = _Snapshot.of(found)
+
+        def commit() -> None:
+            batch = self._batch(row, 0, snapshot, incoming, cut, ordinals)
+            self._writer.submit(replace(batch, selections=(selection,)), durable=True).result()
+
+        return self._add(commit, hurry=True)
 
     def noted(self, row: ExchangeRow) -> None:
-        """Record a request that belongs to no session."""
-        self._run(lambda: self._writer.submit(Batch(exchanges=(row,))))
+        """Record a request that moves no session."""
+        self._add(lambda: self._writer.submit(Batch(exchanges=(row,))))
 
-    def ended(self, row: ExchangeRow, session: Session | None, dialect: Dialect, answer: Answer | None) -> None:
-        """Archive the answer and the outcome of an exchange."""
-        self._run(self._ended, row, session.row if session is not None else None, dialect, answer)
+    def ended(
+        self, row: ExchangeRow, session: Session | None, dialect: Dialect, read: Callable[[], Answer | None]
+    ) -> None:
+        """Archive the outcome of an exchange, and the answer that `read` finds in it."""
+        snapshot = session.row if session is not None else None
+        self._add(lambda: self._ended(row, snapshot, dialect, read()))
 
-    def mark(self) -> "Future[Future[None]]":
-        """Resolves, twice over, when all that was recorded before it is committed."""
-        return self._thread.submit(lambda: self._writer.submit(Batch()))
+    def settled(self) -> "Future[object]":
+        """Resolves when all that was recorded before is committed."""
+        return self._add(lambda: self._writer.submit(Batch()).result(), hurry=True)
 
     def close(self) -> None:
-        self._thread.shutdown()
+        """Work through what is left, then stop."""
+        self._closing = True
+        self._hurry.set()
+        self._work.set()
+        self._thread.join()
 
-    def _run(self, job: object, *args: object) -> None:
-        self._thread.submit(job, *args).add_done_callback(_report)  # type: ignore[arg-type]
+    def _add(self, job: Callable[[], object], *, hurry: bool = False) -> "Future[object]":
+        done: Future[object] = Future()
+        self._jobs.append((job, done))
+        if hurry:
+            self._hurry.set()
+        self._work.set()
+        return done
 
-    def _arrived(
-        self,
-        row: ExchangeRow,
-        found: Identified,
-        snapshot: _Snapshot,
-        incoming: Incoming,
-        cut: Cut | None,
-        ordinals: tuple[int, ...],
-    ) -> None:
-        self._writer.submit(self._batch(row, found.known, snapshot, incoming, cut, ordinals))
+    def _run(self) -> None:
+        while not self._closing or self._jobs:
+            self._work.wait()
+            self._hurry.wait(COLLECT_S)
+            self._work.clear()
+            self._hurry.clear()
+            while self._jobs:
+                self._do(*self._jobs.popleft())
+            if self._closing:
+                self._work.set()
 
-    def _decided(
-        self,
-        row: ExchangeRow,
-        found: Identified,
-        snapshot: _Snapshot,
-        incoming: Incoming,
-        cut: Cut,
-        ordinals: tuple[int, ...],
-        selection: SelectionRow,
-    ) -> None:
-        batch = replace(self._batch(row, 0, snapshot, incoming, cut, ordinals), selections=(selection,))
-        self._writer.submit(batch, durable=True).result()
+    def _do(self, job: Callable[[], object], done: "Future[object]") -> None:
+        try:
+            done.set_result(job())
+        except Exception as error:
+            log.warning("record.failed error=%r; the exchange went through", error)
+            done.set_exception(error)
 
     def _batch(
         self,
@@ -128,8 +152,8 @@ class Recorder:
         known: int,
         snapshot: _Snapshot,
         incoming: Incoming,
-        cut: Cut | None,
-        ordinals: tuple[int, ...],
+        cut: Cut,
+        ordinals: Sequence[int],
     ) -> Batch:
         """Everything of this request from message `known` on."""
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
@@ -147,7 +171,7 @@ class Recorder:
                 edits=block.edits,
                 label=_label(dialect, [parsed.raw(i) for i in block.messages]),
             )
-            for block, ordinal in (zip(cut.blocks, ordinals, strict=True) if cut else ())
+            for block, ordinal in zip(cut.blocks, ordinals, strict=True)
             if block.messages[-1] >= first
         )
         return Batch(
@@ -168,7 +192,7 @@ class Recorder:
         )
 
     def _inherited(
-        self, snapshot: _Snapshot, ordinals: tuple[int, ...]
+        self, snapshot: _Snapshot, ordinals: Sequence[int]
     ) -> tuple[tuple[int, tuple[NodeState, ...], tuple[EdgeRow, ...]], ...]:
         """What the parent's graph knows of the blocks that a fork shares with it."""
         if snapshot.parent_id is None:
@@ -228,12 +252,6 @@ def _label(dialect: Dialect, raws: Sequence[bytes]) -> str:
     """The first message of a block that calls something names it; otherwise its first words."""
     calling = next((raw for raw in raws if dialect.call_text(raw)), raws[0])
     return dialect.label(calling)
-
-
-def _report(job: "Future[object]") -> None:
-    error = job.exception()
-    if error is not None:
-        log.warning("record.failed error=%r; the exchange went through", error)
 
 
 def _log(row: ExchangeRow, session: SessionRow | None) -> None:

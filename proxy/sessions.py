@@ -27,8 +27,12 @@ SHARED_MIN = 4  # messages after which an equal history is the same conversation
 AGENT_ROLES = frozenset({"assistant", "call", "output", "reasoning"})
 
 
+class NeedsDisk(Exception):
+    """The archive must be read, which the caller has not allowed here: try again in a thread."""
+
+
 class SessionSource(Protocol):
-    """What the registry asks of the archive. Runs in a worker thread; may raise, which means: nothing known."""
+    """What the registry asks of the archive."""
 
     def sessions_by_client_id(self, scope: bytes, client_id: str) -> list[SessionRow]: ...
     def sessions_by_heads(self, node_ids: Sequence[int]) -> list[SessionRow]: ...
@@ -142,21 +146,23 @@ class _Match:
 
 
 class Registry:
-    """Not thread-safe: one thread plans all requests, one after the other."""
+    """Not thread-safe: requests are planned one after the other."""
 
     def __init__(self, source: SessionSource, *, settle: Callable[[], None], next_session_id: int) -> None:
         """`settle` waits, within limits, until what was recorded so far can be read from `source`."""
         self._source = source
         self._settle = settle
+        self._disk = True
         self._ids = count(next_session_id)
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._by_head: dict[bytes, int] = {}
         self._summaries: deque[tuple[bytes, str, int]] = deque(maxlen=SUMMARIES_KEPT)
 
-    def named(self, incoming: Incoming) -> Session | None:
+    def named(self, incoming: Incoming, *, disk: bool) -> Session | None:
         """The latest session with the client's own id, if any: where an opaque request is noted."""
         if incoming.caller.client_id is None:
             return None
+        self._disk = disk
         found = [s for s in self._candidates(incoming) if s.row.client_id == incoming.caller.client_id]
         return max(found, key=lambda s: s.row.last_active_at, default=None)
 
@@ -166,8 +172,13 @@ class Registry:
         if of is not None and len(text.strip()) >= SUMMARY_CHARS_MIN:
             self._summaries.append((session.row.scope, text.strip(), of))
 
-    def identify(self, incoming: Incoming) -> Identified:
-        """Find or start the session of a request and move its history there. Reads the archive at most a few times."""
+    def identify(self, incoming: Incoming, *, disk: bool) -> Identified:
+        """Find or start the session of a request and move its history there.
+
+        Reads the archive at most a few times, for what is not in memory; without `disk` it raises `NeedsDisk` instead,
+        with nothing changed.
+        """
+        self._disk = disk
         own = self._candidates(incoming)
         best = self._best(own, incoming)
         side = self._side(incoming, best, own)
@@ -234,7 +245,12 @@ class Registry:
         return max(matches, key=lambda m: (order[m.relation], m.shared, m.session.row.last_active_at), default=None)
 
     def _load(self, query: Callable[[SessionSource], list[SessionRow]]) -> list[Session]:
+        self._need_disk()
         return [self._sessions.get(row.id) or self._restore(row) for row in query(self._source)]
+
+    def _need_disk(self) -> None:
+        if not self._disk:
+            raise NeedsDisk
 
     def _restore(self, row: SessionRow) -> Session:
         """Bring a session back from the archive, with the selection that it was sending."""
@@ -315,6 +331,7 @@ class Registry:
     def _change(self, incoming: Incoming, match: _Match) -> str | None:
         if len(incoming.chain) <= len(match.session.chain):
             return None
+        self._need_disk()
         self._settle()
         known = match.session.digests[match.shared :]
         contents = self._source.message_contents([row_id(digest) for digest in known])

@@ -12,7 +12,7 @@ from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import Finding, verify
 from proxy.commands.verify import _recut
-from proxy.conversations import ArchivedConversations, open_conversations
+from proxy.conversations import open_conversations
 from proxy.dialects.base import DialectName
 from proxy.ports import Arrival, Plan
 from proxy.settings import Settings
@@ -89,7 +89,7 @@ class Dialogue:
     def __post_init__(self) -> None:
         given: dict[str, Any] = {"upstream": "http://upstream.test/v1", "min_history_tokens": 0}
         self.settings = Settings(**(given | {"db": str(self.folder / "recap.db")} | self.changes))
-        self.conversations: ArchivedConversations = open_conversations(self.settings, self.clock)
+        self.conversations = open_conversations(self.settings, self.clock)
 
     async def send(
         self,

@@ -175,7 +175,7 @@ async def test_a_decision_that_cannot_be_saved_is_not_taken(
     dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left out before it is on disk: another process holds the write lock at the cold boundary."""
-    monkeypatch.setattr("proxy.conversations.DURABLE_DEADLINE_S", 0.3)
+    monkeypatch.setattr("proxy.planning.DURABLE_DEADLINE_S", 0.3)
     await worked(dialogue)
     await dialogue.conversations.flush()
     blocker = sqlite3.connect(dialogue.settings.db, isolation_level=None)

@@ -1,0 +1,380 @@
+"""What one request becomes: identified, decided, selected anew where that is due, rewritten, ready to be recorded.
+
+A `Planner` works on values and on the sessions in memory; it awaits nothing. Two of its steps may touch the disk and
+say so: `identify` (a session that is not in memory) and `select` (a decision must be durable before it is acted on).
+The caller runs those in a thread, and sees to it that requests are planned one after the other.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from graphstore.blocks import Cut
+from graphstore.graph import ContextGraph
+from graphstore.identity import row_id, scope_digest
+from graphstore.parameters import Parameters
+from graphstore.records import ExchangeRow
+from graphstore.store.archive import Archive
+from proxy.boundary import Decision, Facts, Policy, decide
+from proxy.clients import credential, recognise
+from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
+from proxy.ports import Arrival
+from proxy.recorder import Recorder, Sent
+from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
+from proxy.selecting import IdentifierCache, choose
+from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
+
+log = logging.getLogger(__name__)
+
+DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
+SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
+NOTICE_MARK = b"notice"
+CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A request on its way to a plan. `found` is None for one that belongs to no known session."""
+
+    row: ExchangeRow
+    incoming: Incoming | None = None
+    found: Identified | None = None
+    cut: Cut = Cut((), ())
+    ordinals: list[int] = field(default_factory=list)
+    facts: Facts = Facts()
+    decision: Decision = Decision("none", "")
+    body: bytes | None = None  # what to send; None: the client's bytes
+
+    @property
+    def session(self) -> Session | None:
+        return self.found.session if self.found is not None else None
+
+
+class Planner:
+    def __init__(
+        self,
+        archive: Archive,
+        recorder: Recorder,
+        *,
+        policy: Policy,
+        parameters: Parameters,
+        dialects: Mapping[DialectName, Dialect],
+        upstream: str,
+        notice: bool,
+        clock: Clock,
+    ) -> None:
+        ids = archive.reader.next_ids()
+        self._archive = archive
+        self._recorder = recorder
+        self._policy = policy
+        self._parameters = parameters
+        self._dialects = dialects
+        self._upstream = upstream
+        self._notice = notice
+        self._clock = clock
+        self._identifiers = IdentifierCache()
+        self._exchange_ids = count(ids.exchanges)
+        self._selection_ids = count(ids.selections)
+        self.registry = Registry(archive.reader, settle=self._settle, next_session_id=ids.sessions)
+
+    # -- steps, in order ----------------------------------------------------------------------------------------
+
+    def read(self, arrival: Arrival) -> Draft:
+        """Parse a request and name its sender. What is not understood has no `incoming`."""
+        at, dialect = self._clock(), self._dialects[arrival.dialect]
+        row = ExchangeRow(
+            id=next(self._exchange_ids),
+            session_id=None,
+            turn=0,
+            step=0,
+            started_at=at,
+            path=arrival.path,
+            dialect=arrival.dialect,
+            model="",
+            stream=False,
+            outcome="opaque",
+            boundary="none",
+            reason="",
+            bytes_total=len(arrival.body),
+            bytes_sent=len(arrival.body),
+        )
+        try:
+            if arrival.unreadable:
+                raise UnreadableRequest(arrival.unreadable)
+            parsed = dialect.parse_request(arrival.body)
+        except UnreadableRequest as error:
+            return Draft(replace(row, reason=f"not understood: {error}"))
+        scope = scope_digest(self._archive.secret, upstream=self._upstream, credential=credential(arrival.headers))
+        caller = recognise(arrival.headers)
+        incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=self._upstream, at=at)
+        return Draft(row, incoming)
+
+    def identify(self, draft: Draft, *, disk: bool) -> None:
+        """Find the session. Raises `NeedsDisk`, with nothing changed, when `disk` is not allowed and is needed."""
+        assert draft.incoming is not None
+        if draft.incoming.parsed.opaque is None:
+            draft.found = self.registry.identify(draft.incoming, disk=disk)
+        elif (session := self.registry.named(draft.incoming, disk=disk)) is not None:
+            draft.found = Identified(session, "opaque", 0)
+
+    def decide(self, draft: Draft) -> None:
+        """Cut the history into blocks and decide what this request may become."""
+        assert draft.incoming is not None
+        parsed = draft.incoming.parsed
+        if parsed.opaque is not None:
+            draft.facts = Facts(opaque=parsed.opaque)
+        elif draft.found is not None and draft.found.outcome == "side":
+            draft.facts = Facts(side=True)
+            if draft.found.session.row.kind == "side":  # a history of its own, not one that goes beyond an agent's
+                draft.cut, draft.ordinals = draft.found.session.cut_history(parsed.messages, draft.found.known)
+        elif draft.found is not None:
+            draft.cut, draft.ordinals = draft.found.session.cut_history(parsed.messages, draft.found.known)
+            draft.facts = self._facts(draft.found, draft.incoming, draft.cut, draft.ordinals)
+            self._count_turn(draft.found, draft.facts, parsed)
+        draft.decision = decide(draft.facts, self._policy)
+        if draft.decision.select and draft.found is not None:
+            session = draft.found.session  # what the selection's exchange must already say
+            draft.row = replace(draft.row, session_id=session.row.id, turn=session.row.turns, step=session.step)
+
+    def select(self, draft: Draft) -> None:
+        """Choose anew and make the choice durable; only then may anything be left out. Touches the disk."""
+        assert draft.found is not None and draft.incoming is not None
+        session, incoming = draft.found.session, draft.incoming
+        choice = choose(
+            incoming.dialect,
+            incoming.parsed,
+            draft.cut,
+            draft.ordinals,
+            self._graph(draft.found),
+            self._parameters,
+            self._identifiers,
+            session=session.row.name,
+            turn=session.row.turns,
+        )
+        applied = self._policy.mode != "off"
+        selection = choice.selection.to_row(
+            id=next(self._selection_ids),
+            session_id=session.row.id,
+            exchange_id=draft.row.id,
+            turn=session.row.turns,
+            created_at=incoming.at,
+            applied=applied,
+            reason=draft.decision.reason,
+            parameters=self._parameters,
+            notice=self._notice,
+        )
+        if applied:
+            session.left_out, session.row = choice.left_out, replace(session.row, selection_id=selection.id)
+            try:
+                self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
+            except GuardFailure as failure:
+                self._keep_original(draft, session, str(failure))
+                return
+        saved = self._recorder.decided(draft.row, draft.found, incoming, draft.cut, draft.ordinals, selection)
+        try:
+            saved.result(DURABLE_DEADLINE_S)
+        except Exception as error:  # disk full, locked, or simply late: the original is always right
+            why = "late" if isinstance(error, FutureTimeout) else str(error)
+            log.warning("selection.not_saved session=%s why=%s", session.row.name, why)
+            self._keep_original(draft, session, f"decision not saved ({why})")
+
+    def finish(self, draft: Draft) -> None:
+        """Render what to send, note what stands in it, and hand the request to the recorder."""
+        found, incoming = draft.found, draft.incoming
+        row = draft.row if incoming is None else self._noted(draft, incoming)
+        draft.row = row
+        if found is None or incoming is None or found.outcome == "opaque":
+            if found is not None:
+                draft.row = replace(row, session_id=found.session.row.id, turn=found.session.row.turns)
+                found.session.in_flight += 1
+            self._recorder.noted(draft.row)
+            return
+        if found.outcome == "side":
+            self._finish_side(draft, found, incoming)
+        else:
+            self._finish_turn(draft, found, incoming)
+        found.session.in_flight += 1
+        self._recorder.arrived(draft.row, found, incoming, draft.cut, draft.ordinals)
+
+    # -- parts --------------------------------------------------------------------------------------------------
+
+    def _noted(self, draft: Draft, incoming: Incoming) -> ExchangeRow:
+        """What every readable request has to say of itself; as if nothing were left out."""
+        parsed = incoming.parsed
+        chars = sum(message.cost for message in parsed.messages)
+        return replace(
+            draft.row,
+            model=parsed.model,
+            stream=parsed.stream,
+            boundary=draft.decision.boundary,
+            reason=draft.decision.reason,
+            messages_total=len(parsed.messages),
+            messages_sent=len(parsed.messages),
+            chars_total=chars,
+            chars_sent=chars,
+            blocks_total=len(draft.cut.blocks),
+        )
+
+    def _finish_side(self, draft: Draft, found: Identified, incoming: Incoming) -> None:
+        """Archived with its own history, moving nothing."""
+        session = found.session
+        draft.row = replace(
+            draft.row,
+            session_id=session.row.id,
+            turn=session.row.turns,
+            outcome="side",
+            head_node_id=row_id(incoming.chain[-1]) if incoming.chain else None,
+            instructions_id=incoming.instructions_id,
+            tools_id=incoming.tools_id,
+        )
+        if session.row.kind == "side":
+            session.row = replace(session.row, head_node_id=draft.row.head_node_id)
+
+    def _finish_turn(self, draft: Draft, found: Identified, incoming: Incoming) -> None:
+        session, parsed = found.session, incoming.parsed
+        left_out: frozenset[int] = frozenset()
+        try:
+            draft.body, left_out = self._rewritten(session, parsed, draft.cut, draft.ordinals)
+        except GuardFailure as failure:
+            log.warning("rewrite.refused session=%s why=%s", session.row.name, failure)
+            self._keep_original(draft, session, str(failure))
+        sent = _sent(session, parsed, left_out, notice=self._notice, is_broken=bool(draft.facts.changed))
+        session.row = replace(
+            session.row,
+            model=parsed.model,
+            instructions_id=incoming.instructions_id,
+            tools_id=incoming.tools_id,
+            head_node_id=row_id(session.chain[-1]) if session.chain else None,
+            last_active_at=incoming.at,
+        )
+        draft.row = replace(
+            draft.row,
+            session_id=session.row.id,
+            turn=session.row.turns,
+            step=session.step,
+            outcome=found.outcome,
+            idle_s=draft.facts.idle_s,
+            reason=draft.decision.reason,
+            selection_id=session.row.selection_id,
+            head_node_id=session.row.head_node_id,
+            instructions_id=incoming.instructions_id,
+            tools_id=incoming.tools_id,
+            blocks_left_out=sum(1 for o in draft.ordinals if o in session.left_out) if left_out else 0,
+            messages_sent=len(parsed.messages) - len(left_out),
+            chars_sent=draft.row.chars_total - sum(parsed.messages[i].cost for i in left_out),
+            bytes_sent=len(draft.body) if draft.body is not None else len(parsed.body),
+            prefix_messages=sent.prefix_messages,
+            prefix_bytes=sent.prefix_bytes,
+        )
+
+    def _facts(self, found: Identified, incoming: Incoming, cut: Cut, ordinals: list[int]) -> Facts:
+        session, row, parsed = found.session, found.session.row, incoming.parsed
+        turn_start = cut.turn_start
+        costs = [block.cost for block in cut.blocks]
+        changed = tuple(
+            name
+            for name, before, now in (
+                ("model", row.model, parsed.model),
+                ("tools", row.tools_id, incoming.tools_id),
+                ("instructions", row.instructions_id, incoming.instructions_id),
+            )
+            if before != now
+        )
+        left_out = session.left_out
+        served = (
+            sum(cost for cost, o in zip(costs, ordinals, strict=True) if o not in left_out) if left_out else sum(costs)
+        )
+        failure = self._archive.writer.failure
+        return Facts(
+            passing_through=row.state_reason if row.state == "pass-through" else None,
+            open_calls=bool(cut.open_calls),
+            retry=found.outcome == "retry",
+            at_user_request=cut.is_boundary,
+            mid_turn=turn_start > 0 and cut.blocks[turn_start - 1].kind == "tools",
+            history_blocks=turn_start,
+            history_tokens=sum(costs[:turn_start]) // CHARS_PER_TOKEN,
+            served_tokens=(served + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN,
+            first_seen=found.outcome == "new",
+            in_flight=session.in_flight > 0,
+            idle_s=None if found.outcome == "new" else max(0.0, incoming.at - row.last_active_at),
+            client_compacted=found.outcome == "client compaction",
+            changed=changed,
+            archive_trouble=str(failure) if failure is not None else None,
+        )
+
+    def _count_turn(self, found: Identified, facts: Facts, parsed: ParsedRequest) -> None:
+        session = found.session
+        idle = facts.idle_s is not None and facts.idle_s >= self._policy.idle_after_s
+        if found.outcome == "retry":
+            return
+        if found.outcome == "new":
+            session.row, session.step = replace(session.row, turns=max(1, user_runs(parsed.messages))), 0
+        elif facts.at_user_request and (idle or not facts.mid_turn):
+            session.row, session.step = replace(session.row, turns=session.row.turns + 1), 0
+        else:
+            session.step += 1
+
+    def _graph(self, found: Identified) -> ContextGraph:
+        """What past observations say; an unreadable graph is no reason to fail a request."""
+        source = found.parent.row.id if found.parent is not None else found.session.row.id
+        try:
+            nodes = [state for _, state in self._archive.reader.load_blocks(source)]
+            return ContextGraph.from_rows(nodes, self._archive.reader.load_edges(source))
+        except Exception:
+            log.exception("graph.unreadable session=%s; selecting without it", found.session.row.name)
+            return ContextGraph()
+
+    def _rewritten(
+        self, session: Session, parsed: ParsedRequest, cut: Cut, ordinals: list[int]
+    ) -> tuple[bytes | None, frozenset[int]]:
+        """The checked body under the session's present selection, and the message indexes that it leaves out.
+
+        None when nothing is left out. Raises `GuardFailure`.
+        """
+        if self._policy.mode == "off" or session.row.state == "pass-through" or not session.left_out:
+            return None, frozenset()
+        gone = session.left_out
+        left_out = frozenset(i for o, b in zip(ordinals, cut.blocks, strict=True) if o in gone for i in b.messages)
+        if not left_out:
+            return None, frozenset()
+        notice = self._dialects[parsed.dialect].render_notice(parsed.notice_role) if self._notice else None
+        body = render_rewritten(parsed, left_out, notice)
+        check_rewritten(parsed, body, left_out, notice)
+        return body, left_out
+
+    def _keep_original(self, draft: Draft, session: Session, why: str) -> None:
+        session.left_out = frozenset()
+        session.row = replace(session.row, selection_id=None)
+        draft.decision = replace(draft.decision, select=False, reason=f"{draft.decision.reason}; original sent: {why}")
+
+    def _settle(self) -> None:
+        """Let the archive catch up before it is read; after the deadline it is read as it is."""
+        try:
+            self._recorder.settled().result(SETTLE_DEADLINE_S)
+        except FutureTimeout:
+            log.warning("archive.behind after_s=%s", SETTLE_DEADLINE_S)
+
+
+def _sent(session: Session, parsed: ParsedRequest, left_out: frozenset[int], *, notice: bool, is_broken: bool) -> Sent:
+    """What stands in the message array as sent, and how much of it the previous request began with.
+
+    `is_broken`: what stands before the array changed, so no prefix is common.
+    """
+    mark = (NOTICE_MARK,) if left_out and notice else ()
+    now = mark + tuple(d for i, d in enumerate(parsed.digests) if i not in left_out) if left_out else parsed.digests
+    before = () if is_broken or session.sent is None else session.sent
+    if now[: len(before)] == before:  # the common case, compared in one step
+        shared = len(before)
+    else:
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now))
+        )
+    session.sent = now
+    messages = max(0, shared - len(mark))
+    kept = (i for i in range(len(parsed.digests)) if i not in left_out)
+    spans = (parsed.spans[parsed.leading + i] for i, _ in zip(kept, range(messages), strict=False))
+    return Sent(messages, sum(end - start for start, end in spans))
