@@ -1,5 +1,6 @@
 """The context graph: updates, order of edges, rows and integrity."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -148,3 +149,14 @@ def test_an_empty_graph_knows_nothing() -> None:
         [False],
         {},
     )
+
+
+def test_the_hot_form_is_small() -> None:
+    """At most 12 bytes a node and 12 an edge, besides a constant."""
+    size = 5_000
+    graph = ContextGraph.from_rows(
+        [NodeState(i, 0.5, True, False) for i in range(size)],
+        [EdgeRow(i, i + step, 0.5, step * size + i) for step in (1, 2, 3) for i in range(size - step)],
+    )
+    held = sum(sys.getsizeof(getattr(graph, name)) for name in ContextGraph.__slots__)
+    assert held <= 12 * size + 12 * (3 * size - 6) + 1_000
