@@ -115,11 +115,18 @@ class ArchivedConversations:
         self._planner = planner
         self._dialects = dialects
         self._clock = clock
-        self._turn = asyncio.Lock()  # fair: requests and ends are handled in the order in which they came
+        self._turn = asyncio.Lock()  # fair: what could not be done at once is done in the order in which it came
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def admit(self, arrival: Arrival) -> Plan:
-        job = self._start(self._plan(arrival))
+        try:
+            job = self._plan_now(arrival)
+        except Exception:
+            log.exception("admit.failed path=%s; the request goes through untouched", arrival.path)
+            return Plan(None, None)
+        return job if isinstance(job, Plan) else await self._wait_for(job, arrival)
+
+    async def _wait_for(self, job: "asyncio.Task[Plan]", arrival: Arrival) -> Plan:
         try:
             await asyncio.wait((job,), timeout=ADMIT_DEADLINE_S)
             if job.done():
@@ -168,44 +175,63 @@ class ArchivedConversations:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _plan_now(self, arrival: Arrival) -> "Plan | asyncio.Task[Plan]":
+        """A plan at once, if nobody is before us and neither disk nor patience is needed; else the task making it."""
+        if self._tasks or len(arrival.body) > INLINE_BODY_BYTES:
+            return self._start(self._plan(arrival))
+        draft = self._planner.read(arrival)
+        if draft.incoming is not None:
+            try:
+                self._planner.identify(draft, disk=False)
+            except NeedsDisk:
+                return self._start(self._plan(arrival))
+            self._planner.decide(draft)
+        return self._start(self._select(draft)) if draft.decision.select else self._finished(draft)
+
     async def _plan(self, arrival: Arrival) -> Plan:
-        planner = self._planner
         async with self._turn:
-            if len(arrival.body) > INLINE_BODY_BYTES:
-                draft = await asyncio.to_thread(planner.read, arrival)
-            else:
-                draft = planner.read(arrival)
+            draft = await asyncio.to_thread(self._planner.read, arrival)
             if draft.incoming is not None:
-                try:
-                    planner.identify(draft, disk=False)
-                except NeedsDisk:
-                    await asyncio.to_thread(planner.identify, draft, disk=True)
-                planner.decide(draft)
+                await asyncio.to_thread(self._planner.identify, draft, disk=True)
+                self._planner.decide(draft)
                 if draft.decision.select:
-                    await asyncio.to_thread(planner.select, draft)
-            planner.finish(draft)
+                    await asyncio.to_thread(self._planner.select, draft)
+            return self._finished(draft)
+
+    async def _select(self, draft: Draft) -> Plan:
+        async with self._turn:
+            await asyncio.to_thread(self._planner.select, draft)
+            return self._finished(draft)
+
+    def _finished(self, draft: Draft) -> Plan:
+        row = self._planner.finish(draft)
         detach = draft.incoming is not None and draft.incoming.parsed.background
-        return Plan(draft.body, _Exchange(self, draft), detach=detach)
+        return Plan(draft.body, _Exchange(self, row, draft.session), detach=detach)
 
     def ended(self, exchange: "_Exchange", end: "_End") -> None:
-        self._start(self._end(exchange, end))
+        if self._tasks:
+            self._start(self._end_in_turn(exchange, end))
+        else:
+            self._end(exchange, end)
 
-    async def _end(self, exchange: "_Exchange", end: "_End") -> None:
+    async def _end_in_turn(self, exchange: "_Exchange", end: "_End") -> None:
         async with self._turn:
-            row = _row_at_end(exchange, end)
-            session = exchange.session
-            dialect = self._dialects[row.dialect]  # type: ignore[index]  # written from a DialectName
-            if session is not None:
-                session.in_flight -= 1
-                if row.outcome != "side":
-                    session.row = replace(session.row, last_active_at=end.at)
-                if exchange.rejection is not None:
-                    _stop_rewriting(session, exchange.rejection, blame=end.status is None or end.status < 400)
-                if row.outcome == "side":  # the client's next history may begin with this answer
-                    answer = _answer(dialect, end)
-                    if answer is not None and answer.complete:
-                        self._planner.registry.remember_summary(session, answer.text)
-            self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end))
+            self._end(exchange, end)
+
+    def _end(self, exchange: "_Exchange", end: "_End") -> None:
+        row, session = _row_at_end(exchange, end), exchange.session
+        dialect = self._dialects[row.dialect]  # type: ignore[index]  # written from a DialectName
+        if session is not None:
+            session.in_flight -= 1
+            if row.outcome != "side":
+                session.row = replace(session.row, last_active_at=end.at)
+            if exchange.rejection is not None:
+                _stop_rewriting(session, exchange.rejection, blame=end.status is None or end.status < 400)
+            if row.outcome == "side":  # the client's next history may begin with this answer
+                answer = _answer(dialect, end)
+                if answer is not None and answer.complete:
+                    self._planner.registry.remember_summary(session, answer.text)
+        self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +249,11 @@ class _Exchange:
 
     __slots__ = ("_finished", "_owner", "first_byte_at", "rejection", "row", "session")
 
-    def __init__(self, owner: ArchivedConversations, draft: Draft) -> None:
+    def __init__(self, owner: ArchivedConversations, row: ExchangeRow, session: Session | None) -> None:
         self._owner = owner
         self._finished = False
-        self.row = draft.row
-        self.session = draft.session
+        self.row = row
+        self.session = session
         self.first_byte_at: float | None = None
         self.rejection: str | None = None
 

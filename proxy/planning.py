@@ -40,7 +40,10 @@ Clock = Callable[[], float]
 class Draft:
     """A request on its way to a plan. `found` is None for one that belongs to no known session."""
 
-    row: ExchangeRow
+    id: int
+    arrival: Arrival
+    at: float
+    problem: str | None = None  # why the request is not understood
     incoming: Incoming | None = None
     found: Identified | None = None
     cut: Cut = Cut((), ())
@@ -48,6 +51,7 @@ class Draft:
     facts: Facts = Facts()
     decision: Decision = Decision("none", "")
     body: bytes | None = None  # what to send; None: the client's bytes
+    left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
 
     @property
     def session(self) -> Session | None:
@@ -85,33 +89,19 @@ class Planner:
 
     def read(self, arrival: Arrival) -> Draft:
         """Parse a request and name its sender. What is not understood has no `incoming`."""
-        at, dialect = self._clock(), self._dialects[arrival.dialect]
-        row = ExchangeRow(
-            id=next(self._exchange_ids),
-            session_id=None,
-            turn=0,
-            step=0,
-            started_at=at,
-            path=arrival.path,
-            dialect=arrival.dialect,
-            model="",
-            stream=False,
-            outcome="opaque",
-            boundary="none",
-            reason="",
-            bytes_total=len(arrival.body),
-            bytes_sent=len(arrival.body),
-        )
+        draft = Draft(next(self._exchange_ids), arrival, self._clock())
+        dialect = self._dialects[arrival.dialect]
         try:
             if arrival.unreadable:
                 raise UnreadableRequest(arrival.unreadable)
             parsed = dialect.parse_request(arrival.body)
         except UnreadableRequest as error:
-            return Draft(replace(row, reason=f"not understood: {error}"))
+            draft.problem = f"not understood: {error}"
+            return draft
         scope = scope_digest(self._archive.secret, upstream=self._upstream, credential=credential(arrival.headers))
         caller = recognise(arrival.headers)
-        incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=self._upstream, at=at)
-        return Draft(row, incoming)
+        draft.incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=self._upstream, at=draft.at)
+        return draft
 
     def identify(self, draft: Draft, *, disk: bool) -> None:
         """Find the session. Raises `NeedsDisk`, with nothing changed, when `disk` is not allowed and is needed."""
@@ -136,9 +126,6 @@ class Planner:
             draft.facts = self._facts(draft.found, draft.incoming, draft.cut, draft.ordinals)
             self._count_turn(draft.found, draft.facts, parsed)
         draft.decision = decide(draft.facts, self._policy)
-        if draft.decision.select and draft.found is not None:
-            session = draft.found.session  # what the selection's exchange must already say
-            draft.row = replace(draft.row, session_id=session.row.id, turn=session.row.turns, step=session.step)
 
     def select(self, draft: Draft) -> None:
         """Choose anew and make the choice durable; only then may anything be left out. Touches the disk."""
@@ -159,7 +146,7 @@ class Planner:
         selection = choice.selection.to_row(
             id=next(self._selection_ids),
             session_id=session.row.id,
-            exchange_id=draft.row.id,
+            exchange_id=draft.id,
             turn=session.row.turns,
             created_at=incoming.at,
             applied=applied,
@@ -174,7 +161,7 @@ class Planner:
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
                 return
-        saved = self._recorder.decided(draft.row, draft.found, incoming, draft.cut, draft.ordinals, selection)
+        saved = self._recorder.decided(_row(draft), draft.found, incoming, draft.cut, draft.ordinals, selection)
         try:
             saved.result(DURABLE_DEADLINE_S)
         except Exception as error:  # disk full, locked, or simply late: the original is always right
@@ -182,93 +169,44 @@ class Planner:
             log.warning("selection.not_saved session=%s why=%s", session.row.name, why)
             self._keep_original(draft, session, f"decision not saved ({why})")
 
-    def finish(self, draft: Draft) -> None:
+    def finish(self, draft: Draft) -> ExchangeRow:
         """Render what to send, note what stands in it, and hand the request to the recorder."""
         found, incoming = draft.found, draft.incoming
-        row = draft.row if incoming is None else self._noted(draft, incoming)
-        draft.row = row
         if found is None or incoming is None or found.outcome == "opaque":
-            if found is not None:
-                draft.row = replace(row, session_id=found.session.row.id, turn=found.session.row.turns)
-                found.session.in_flight += 1
-            self._recorder.noted(draft.row)
-            return
-        if found.outcome == "side":
-            self._finish_side(draft, found, incoming)
+            row = _row(draft)
+            self._recorder.noted(row)
         else:
-            self._finish_turn(draft, found, incoming)
-        found.session.in_flight += 1
-        self._recorder.arrived(draft.row, found, incoming, draft.cut, draft.ordinals)
+            sent = Sent(0, 0) if found.outcome == "side" else self._render(draft, found.session, incoming)
+            self._move(found, incoming)
+            row = replace(_row(draft), prefix_messages=sent.prefix_messages, prefix_bytes=sent.prefix_bytes)
+            self._recorder.arrived(row, found, incoming, draft.cut, draft.ordinals)
+        if found is not None:
+            found.session.in_flight += 1
+        return row
 
     # -- parts --------------------------------------------------------------------------------------------------
 
-    def _noted(self, draft: Draft, incoming: Incoming) -> ExchangeRow:
-        """What every readable request has to say of itself; as if nothing were left out."""
-        parsed = incoming.parsed
-        chars = sum(message.cost for message in parsed.messages)
-        return replace(
-            draft.row,
-            model=parsed.model,
-            stream=parsed.stream,
-            boundary=draft.decision.boundary,
-            reason=draft.decision.reason,
-            messages_total=len(parsed.messages),
-            messages_sent=len(parsed.messages),
-            chars_total=chars,
-            chars_sent=chars,
-            blocks_total=len(draft.cut.blocks),
-        )
-
-    def _finish_side(self, draft: Draft, found: Identified, incoming: Incoming) -> None:
-        """Archived with its own history, moving nothing."""
-        session = found.session
-        draft.row = replace(
-            draft.row,
-            session_id=session.row.id,
-            turn=session.row.turns,
-            outcome="side",
-            head_node_id=row_id(incoming.chain[-1]) if incoming.chain else None,
-            instructions_id=incoming.instructions_id,
-            tools_id=incoming.tools_id,
-        )
-        if session.row.kind == "side":
-            session.row = replace(session.row, head_node_id=draft.row.head_node_id)
-
-    def _finish_turn(self, draft: Draft, found: Identified, incoming: Incoming) -> None:
-        session, parsed = found.session, incoming.parsed
-        left_out: frozenset[int] = frozenset()
+    def _render(self, draft: Draft, session: Session, incoming: Incoming) -> Sent:
         try:
-            draft.body, left_out = self._rewritten(session, parsed, draft.cut, draft.ordinals)
+            draft.body, draft.left_out = self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
         except GuardFailure as failure:
             log.warning("rewrite.refused session=%s why=%s", session.row.name, failure)
             self._keep_original(draft, session, str(failure))
-        sent = _sent(session, parsed, left_out, notice=self._notice, is_broken=bool(draft.facts.changed))
+        return _sent(session, incoming.parsed, draft.left_out, notice=self._notice, is_broken=bool(draft.facts.changed))
+
+    @staticmethod
+    def _move(found: Identified, incoming: Incoming) -> None:
+        """The session now stands at the end of this request. A side request moves only a session of its own."""
+        session = found.session
+        if found.outcome == "side" and session.row.kind == "agent":
+            return
         session.row = replace(
             session.row,
-            model=parsed.model,
+            model=incoming.parsed.model,
             instructions_id=incoming.instructions_id,
             tools_id=incoming.tools_id,
             head_node_id=row_id(session.chain[-1]) if session.chain else None,
             last_active_at=incoming.at,
-        )
-        draft.row = replace(
-            draft.row,
-            session_id=session.row.id,
-            turn=session.row.turns,
-            step=session.step,
-            outcome=found.outcome,
-            idle_s=draft.facts.idle_s,
-            reason=draft.decision.reason,
-            selection_id=session.row.selection_id,
-            head_node_id=session.row.head_node_id,
-            instructions_id=incoming.instructions_id,
-            tools_id=incoming.tools_id,
-            blocks_left_out=sum(1 for o in draft.ordinals if o in session.left_out) if left_out else 0,
-            messages_sent=len(parsed.messages) - len(left_out),
-            chars_sent=draft.row.chars_total - sum(parsed.messages[i].cost for i in left_out),
-            bytes_sent=len(draft.body) if draft.body is not None else len(parsed.body),
-            prefix_messages=sent.prefix_messages,
-            prefix_bytes=sent.prefix_bytes,
         )
 
     def _facts(self, found: Identified, incoming: Incoming, cut: Cut, ordinals: list[int]) -> Facts:
@@ -357,6 +295,43 @@ class Planner:
             self._recorder.settled().result(SETTLE_DEADLINE_S)
         except FutureTimeout:
             log.warning("archive.behind after_s=%s", SETTLE_DEADLINE_S)
+
+
+def _row(draft: Draft) -> ExchangeRow:
+    """The exchange as it stands; the prefix that it shares with the one before is not known yet."""
+    arrival, incoming, found = draft.arrival, draft.incoming, draft.found
+    parsed = incoming.parsed if incoming is not None else None
+    session = found.session if found is not None else None
+    messages = parsed.messages if parsed is not None else ()
+    chars = sum([message.cost for message in messages])
+    opaque = found is None or found.outcome == "opaque"
+    return ExchangeRow(
+        id=draft.id,
+        session_id=session.row.id if session is not None else None,
+        turn=session.row.turns if session is not None else 0,
+        step=session.step if session is not None and not opaque else 0,
+        started_at=draft.at,
+        path=arrival.path,
+        dialect=arrival.dialect,
+        model=parsed.model if parsed is not None else "",
+        stream=parsed.stream if parsed is not None else False,
+        outcome=found.outcome if found is not None else "opaque",
+        boundary=draft.decision.boundary,
+        reason=draft.problem or draft.decision.reason,
+        idle_s=draft.facts.idle_s,
+        selection_id=session.row.selection_id if session is not None and draft.left_out else None,
+        head_node_id=row_id(incoming.chain[-1]) if incoming is not None and incoming.chain and not opaque else None,
+        instructions_id=incoming.instructions_id if incoming is not None and not opaque else None,
+        tools_id=incoming.tools_id if incoming is not None and not opaque else None,
+        blocks_total=len(draft.cut.blocks),
+        blocks_left_out=sum(1 for block in draft.cut.blocks if block.messages[0] in draft.left_out),
+        messages_total=len(messages),
+        messages_sent=len(messages) - len(draft.left_out),
+        chars_total=chars,
+        chars_sent=chars - sum([messages[i].cost for i in draft.left_out]),
+        bytes_total=len(arrival.body),
+        bytes_sent=len(draft.body if draft.body is not None else arrival.body),
+    )
 
 
 def _sent(session: Session, parsed: ParsedRequest, left_out: frozenset[int], *, notice: bool, is_broken: bool) -> Sent:

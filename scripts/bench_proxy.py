@@ -62,20 +62,33 @@ async def upstream(port: int) -> None:
         await server.serve_forever()
 
 
+def corpus() -> str:
+    """Text like that which agents read: this program's own source."""
+    root = Path(__file__).resolve().parent.parent
+    return "\n".join(
+        path.read_text() for name in ("proxy", "graphstore") for path in sorted((root / name).rglob("*.py"))
+    )
+
+
 def bodies(count: int, *, stream: bool, seed: int) -> list[bytes]:
     """Sessions of 25 requests each, every one two messages longer than the one before."""
     dice = random.Random(seed)
-    words = [f"{dice.choice('abcdefgh')}{dice.randrange(10**6)}" for _ in range(5000)]
+    code = corpus()
+    length = 2 * BODY_BYTES // MESSAGES - 350  # of each result; the rest is the call and JSON's escapes
     found = []
     for session in range(-(-count // REQUESTS_A_SESSION)):
         history = [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": f"{session}"}]
         while len(history) < MESSAGES:
             number = len(history)
             call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-            text = " ".join(dice.choices(words, k=BODY_BYTES * 2 // MESSAGES // 8))
+            place = dice.randrange(len(code) - length)
             history += [
                 {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": f"c{number}", "content": f"{session} {number} {text}"},
+                {
+                    "role": "tool",
+                    "tool_call_id": f"c{number}",
+                    "content": f"{seed} {session} {number}\n{code[place : place + length]}",
+                },
             ]
         for step in range(REQUESTS_A_SESSION):
             found.append(json.dumps({"model": "bench", "messages": history, "stream": stream}).encode())
@@ -219,6 +232,7 @@ async def growth(folder: Path) -> tuple[int, int]:
     db = folder / "growth.db"
     serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
     dice = random.Random(11)
+    code = corpus()
     (first,) = bodies(1, stream=False, seed=10)
     history = json.loads(first)["messages"]
     unique = sent = 0
@@ -227,7 +241,8 @@ async def growth(folder: Path) -> tuple[int, int]:
         await reachable(port)
         connection = await Connection(port).open()
         for turn in range(200):
-            text = " ".join(f"{dice.choice('abcdefgh')}{dice.randrange(10**6)}" for _ in range(250))
+            place = dice.randrange(len(code) - 2000)
+            text = f"{turn}\n{code[place : place + 2000]}"
             history += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": text}]
             body = json.dumps({"model": "bench", "messages": history}).encode()
             await connection.ask(body)

@@ -9,6 +9,7 @@ quoted anew.
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -51,6 +52,9 @@ class Answer:
         await self._response.aclose()
 
 
+_NOWHERE = httpx.URL("http://verbatim")  # parsed once; every request gets its own URL in its place
+
+
 class Upstream:
     def __init__(self, wire: "_Wire", *, read_timeout_s: float) -> None:
         # `verify` would only matter for a session that the transport makes itself.
@@ -63,8 +67,8 @@ class Upstream:
         `url` and `headers` go out as they are; the framing follows `headers`: a body without content-length is chunked.
         Raises UpstreamUnreachable or UpstreamTimeout.
         """
-        request = httpx.Request(method, "http://verbatim", headers=list(headers), stream=_stream(body, headers))
-        request.url = _VerbatimURL(url)
+        request = httpx.Request(method, _NOWHERE, headers=list(headers), stream=_stream(body, headers))
+        request.url = _verbatim(url)
         request.extensions["timeout"] = self._timeout
         if isinstance(request.stream, httpx.ByteStream):
             request.read()
@@ -133,6 +137,11 @@ class _VerbatimURL(httpx.URL):
 
     def __str__(self) -> str:
         return self._text
+
+
+@lru_cache(maxsize=256)  # parsing a URL costs more than everything else here, and conversations use few
+def _verbatim(url: str) -> _VerbatimURL:
+    return _VerbatimURL(url)
 
 
 class _Pieces(httpx.AsyncByteStream):
