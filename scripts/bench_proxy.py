@@ -136,11 +136,12 @@ async def one_by_one(port: int, requests: list[bytes]) -> list[float]:
 
 async def at_once(port: int, requests: list[bytes], connections: int) -> float:
     """Requests a second over so many connections."""
-    queue = list(requests)
+    sessions = [requests[i : i + REQUESTS_A_SESSION] for i in range(0, len(requests), REQUESTS_A_SESSION)]
 
     async def worker(connection: Connection) -> None:
-        while queue:
-            await connection.ask(queue.pop())
+        while sessions:
+            for body in sessions.pop():
+                await connection.ask(body)
 
     opened = [await Connection(port).open() for _ in range(connections)]
     start = time.perf_counter()
@@ -215,8 +216,9 @@ async def measure(count: int, connections: int, folder: Path) -> None:
                 f"added p50 {ours[0] - direct[0]:.1f} ms, p99 {ours[1] - direct[1]:.1f} ms; "
                 f"CPU {cpu:.1f} ms a request"
             )
-        direct_rate = await at_once(up, bodies(count, stream=False, seed=6), connections)
-        rate = await at_once(port, bodies(count, stream=False, seed=7), connections)
+        load = connections * REQUESTS_A_SESSION
+        direct_rate = await at_once(up, bodies(load, stream=False, seed=6), connections)
+        rate = await at_once(port, bodies(load, stream=False, seed=7), connections)
         print(
             f"{connections} connections: direct {direct_rate:.0f}/s, proxy {rate:.0f}/s, share {rate / direct_rate:.2f}"
         )
