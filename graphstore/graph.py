@@ -7,7 +7,6 @@ edge up to 65,536 blocks, 16 beyond. It knows no text, no database and no select
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
 from math import isfinite
 from operator import attrgetter, itemgetter
 
@@ -67,7 +66,8 @@ class ContextGraph:
         return nodes, [EdgeRow(*edge, position) for position, edge in enumerate(columns)]
 
     def importance(self, ordinals: Sequence[int]) -> list[float]:
-        known, size = self._importance, len(self._importance)
+        known = self._importance.tolist()  # lists are read faster than arrays
+        size = len(known)
         return [known[v] if v < size else 0.0 for v in ordinals]
 
     def observed(self, ordinals: Sequence[int]) -> list[bool]:
@@ -78,13 +78,14 @@ class ContextGraph:
 
     def supports_of(self, dependents: Iterable[int]) -> dict[int, list[int]]:
         """Predecessors of each of these blocks in stored order; blocks without any are absent. One pass over edges."""
-        wanted = bytearray(len(self._flags))  # by ordinal; every end of an edge is a known block
+        wanted = [False] * len(self._flags)  # by ordinal; every end of an edge is a known block
         for ordinal in dependents:
             if ordinal < len(wanted):
-                wanted[ordinal] = 1
+                wanted[ordinal] = True
         found: dict[int, list[int]] = {}
-        for position in [i for i, dependent in enumerate(self._dependents) if wanted[dependent]]:
-            found.setdefault(self._dependents[position], []).append(self._supports[position])
+        ends = self._dependents.tolist()
+        for position in [i for i, dependent in enumerate(ends) if wanted[dependent]]:
+            found.setdefault(ends[position], []).append(self._supports[position])
         return found
 
     def update(self, observation: Observation, parameters: Parameters) -> None:
@@ -96,7 +97,7 @@ class ContextGraph:
         observation.check()
         edges = [edge for edge in observation.mass if edge[2] > parameters.theta]
         attention = observation.attention
-        self._admit({*attention, *chain.from_iterable(edge[:2] for edge in edges)})
+        self._admit({*attention, *map(itemgetter(0), edges), *map(itemgetter(1), edges)})
         largest = max(attention.values(), default=0.0)
         for ordinal, value in attention.items():
             self._importance[ordinal] = blend(self._importance[ordinal], value, largest, parameters.alpha)
@@ -154,5 +155,6 @@ class ContextGraph:
                 weights[position] = mass
 
     def _flagged(self, ordinals: Sequence[int], flag: int) -> list[bool]:
-        flags, size = self._flags, len(self._flags)
-        return [v < size and flags[v] & flag != 0 for v in ordinals]
+        marked = [flags & flag != 0 for flags in self._flags]
+        size = len(marked)
+        return [v < size and marked[v] for v in ordinals]
