@@ -15,13 +15,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, bindparam, case, select
+from sqlalchemy import Connection, Dialect, Engine, Table, bindparam, case, select
 from sqlalchemy.dialects.sqlite import Insert, insert
 
-from graphstore.records import Batch, BlockRow, EdgeRow, MessageRow, NodeState, SelectionRow
+from graphstore.records import Batch, BlockRow, EdgeRow, ExchangeRow, MessageRow, NodeState, SelectionRow, SessionRow
 from graphstore.store import schema
 from graphstore.store.blobs import pack
 from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
@@ -35,6 +36,7 @@ RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
 
 CountTokens = Callable[[str], int]
+R = TypeVar("R", SessionRow, ExchangeRow)
 Pause = Callable[[threading.Event, float], object]
 
 
@@ -315,7 +317,41 @@ _SET_STATE = (
 
 
 def _values(row: object, table: Table) -> dict[str, Any]:
-    return {column.name: getattr(row, column.name) for column in table.columns}
+    return {name: getattr(row, name) for name in _names(table)}
+
+
+@cache
+def _names(table: Table) -> tuple[str, ...]:
+    return tuple(column.name for column in table.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An insert as text for the driver, with the order of its values and how each is converted.
+
+    SQLAlchemy would construct the parameters of every row anew, which costs more than SQLite's own work.
+    """
+
+    text: str
+    binds: tuple[tuple[str, Callable[[Any], Any] | None], ...]
+
+    @classmethod
+    def of(cls, statement: Insert, keys: tuple[str, ...], dialect: Dialect) -> "_Ready":
+        compiled = statement.compile(dialect=dialect, column_keys=list(keys))
+        types = {column.name: column.type.dialect_impl(dialect) for column in statement.table.columns}
+        order = compiled.positiontup or []
+        return cls(str(compiled), tuple((name, types[name].bind_processor(dialect)) for name in order))
+
+    def values(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple([row[name] if convert is None else convert(row[name]) for name, convert in self.binds])
+
+
+_READY: dict[tuple[Insert, tuple[str, ...]], _Ready] = {}
+
+
+def _latest(rows: Sequence[R]) -> Iterable[R]:
+    """The last version of every row, in order of the first."""
+    return {row.id: row for row in rows}.values()
 
 
 @dataclass(slots=True)
@@ -329,17 +365,23 @@ class _Transaction:
     def write(self, batch: Batch) -> None:
         self._many(_ADD_MESSAGE, (self._message(row) for row in self._new(batch.messages)))
         self._many(_ADD_NODE, (_values(row, schema.nodes) for row in batch.nodes))
-        self._many(_REPLACE_SESSION, (_values(row, schema.sessions) for row in batch.sessions))
+        self._many(_REPLACE_SESSION, (_values(row, schema.sessions) for row in _latest(batch.sessions)))
         self._blocks(batch.blocks)
         for session_id, states, edges in batch.inherited:
             self._inherit(session_id, states, edges)
-        self._many(_REPLACE_EXCHANGE, (_values(row, schema.exchanges) for row in batch.exchanges))
+        self._many(_REPLACE_EXCHANGE, (_values(row, schema.exchanges) for row in _latest(batch.exchanges)))
         self._many(_ADD_ANSWER, (_values(row, schema.answers) for row in batch.answers))
         self._selections(batch.selections)
 
-    def _many(self, statement: Any, rows: Iterable[dict[str, Any]]) -> None:
-        if values := list(rows):
-            self.connection.execute(statement, values)
+    def _many(self, statement: Insert, rows: Iterable[dict[str, Any]]) -> None:
+        values = list(rows)
+        if not values:
+            return
+        key = (statement, tuple(values[0]))
+        ready = _READY.get(key)
+        if ready is None:
+            ready = _READY[key] = _Ready.of(statement, key[1], self.connection.dialect)
+        self.connection.exec_driver_sql(ready.text, [ready.values(row) for row in values])
 
     def _new(self, rows: Sequence[MessageRow]) -> Iterable[MessageRow]:
         """Rows not stored yet: neither compressed nor counted a second time."""
@@ -386,19 +428,17 @@ class _Transaction:
         )
 
     def _inherit(self, session_id: int, states: Sequence[NodeState], edges: Sequence[EdgeRow]) -> None:
-        self._many(
-            _SET_STATE,
-            (
+        for state in states:
+            self.connection.execute(
+                _SET_STATE,
                 {
                     "of_session": session_id,
                     "of_ordinal": state.ordinal,
                     "u": state.u,
                     "observed": state.observed,
                     "stale": state.stale,
-                }
-                for state in states
-            ),
-        )
+                },
+            )
         self._many(
             _RAISE_EDGE,
             (
