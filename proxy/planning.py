@@ -21,7 +21,7 @@ from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.ports import Arrival
-from proxy.recorder import Recorder, Sent
+from proxy.recorder import Recorder, Sent, inherited_graph, own_graph
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
 from proxy.selecting import IdentifierCache, choose
 from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
@@ -258,12 +258,12 @@ class Planner:
 
     def _graph(self, found: Identified) -> ContextGraph:
         """What past observations say; an unreadable graph is no reason to fail a request."""
-        source = found.parent.row.id if found.parent is not None else found.session.row.id
+        session = found.session
         try:
-            nodes = [state for _, state in self._archive.reader.load_blocks(source)]
-            return ContextGraph.from_rows(nodes, self._archive.reader.load_edges(source))
+            nodes, edges = inherited_graph(self._archive.reader, found) or own_graph(self._archive.reader, session)
+            return ContextGraph.from_rows(nodes, edges)
         except Exception:
-            log.exception("graph.unreadable session=%s; selecting without it", found.session.row.name)
+            log.exception("graph.unreadable session=%s; selecting without it", session.row.name)
             return ContextGraph()
 
     def _rewritten(

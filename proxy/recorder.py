@@ -43,18 +43,6 @@ class Sent:
     prefix_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """The session as it stood when a request was planned: the planner goes on while this is written."""
-
-    row: SessionRow
-    parent_id: int | None
-
-    @classmethod
-    def of(cls, found: Identified) -> "_Snapshot":
-        return cls(found.session.row, found.parent.row.id if found.parent else None)
-
-
 class Recorder:
     """One thread that works through jobs in order. It collects for a moment before it starts, so that a request is
     not slowed down by the recording of the one before it.
@@ -74,8 +62,8 @@ class Recorder:
         self, row: ExchangeRow, found: Identified, incoming: Incoming, cut: Cut, ordinals: Sequence[int]
     ) -> None:
         """Archive what is new in a request, with its exchange."""
-        snapshot = _Snapshot.of(found)
-        self._add(lambda: self._writer.submit(self._batch(row, found.known, snapshot, incoming, cut, ordinals)))
+        snapshot = found.session.row  # the planner goes on while this is written
+        self._add(lambda: self._writer.submit(self._batch(row, found, found.known, snapshot, incoming, cut, ordinals)))
 
     def decided(
         self,
@@ -90,10 +78,10 @@ class Recorder:
 
         The future resolves when all of it is on disk; it raises what kept it from getting there.
         """
-        snapshot = _Snapshot.of(found)
+        snapshot = found.session.row  # the planner goes on while this is written
 
         def commit() -> None:
-            batch = self._batch(row, 0, snapshot, incoming, cut, ordinals)
+            batch = self._batch(row, found, 0, snapshot, incoming, cut, ordinals)
             self._writer.submit(replace(batch, selections=(selection,)), durable=True).result()
 
         return self._add(commit, hurry=True)
@@ -149,8 +137,9 @@ class Recorder:
     def _batch(
         self,
         row: ExchangeRow,
+        found: Identified,
         known: int,
-        snapshot: _Snapshot,
+        snapshot: SessionRow,
         incoming: Incoming,
         cut: Cut,
         ordinals: Sequence[int],
@@ -159,11 +148,11 @@ class Recorder:
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
         ids = [row_id(link) for link in chain]
         new = range(known, len(chain))
-        first = 0 if snapshot.parent_id is not None else known  # a branch has blocks of its own from the start
+        first = 0 if found.parent is not None else known  # a branch has blocks of its own from the start
         blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
         blocks = (
             BlockRow(
-                session_id=snapshot.row.id,
+                session_id=snapshot.id,
                 ordinal=ordinal,
                 kind=block.kind,
                 cost=block.cost,
@@ -185,30 +174,11 @@ class Recorder:
             nodes=tuple(
                 NodeRow(ids[i], chain[i], ids[i - 1] if i else None, row_id(parsed.digests[i]), i) for i in new
             ),
-            sessions=(snapshot.row,),
+            sessions=(snapshot,),
             blocks=tuple(blocks),
-            inherited=self._inherited(snapshot, ordinals),
+            inherited=((snapshot.id, *graph),) if (graph := inherited_graph(self._reader, found)) else (),
             exchanges=(row,),
         )
-
-    def _inherited(
-        self, snapshot: _Snapshot, ordinals: Sequence[int]
-    ) -> tuple[tuple[int, tuple[NodeState, ...], tuple[EdgeRow, ...]], ...]:
-        """What the parent's graph knows of the blocks that a fork shares with it."""
-        if snapshot.parent_id is None:
-            return ()
-        mine = set(ordinals)
-        states = tuple(
-            state
-            for block, state in self._reader.load_blocks(snapshot.parent_id)
-            if block.ordinal in mine and (state.observed or state.stale or state.u)
-        )
-        edges = tuple(
-            edge
-            for edge in self._reader.load_edges(snapshot.parent_id)
-            if edge.support in mine and edge.dependent in mine
-        )
-        return ((snapshot.row.id, states, edges),) if states or edges else ()
 
     def _ended(self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None) -> None:
         messages: tuple[MessageRow, ...] = ()
@@ -241,6 +211,27 @@ class Recorder:
                 answers=answers,
             )
         )
+
+
+def own_graph(reader: Reader, session: Session) -> tuple[tuple[NodeState, ...], tuple[EdgeRow, ...]]:
+    """What the archive knows of a session's blocks."""
+    states = tuple(state for _, state in reader.load_blocks(session.row.id))
+    return states, tuple(reader.load_edges(session.row.id))
+
+
+def inherited_graph(reader: Reader, found: Identified) -> tuple[tuple[NodeState, ...], tuple[EdgeRow, ...]] | None:
+    """What the parent's graph knows of the blocks that a branch shares with it; None for what is no branch.
+
+    Beyond the fork the same numbers name other blocks.
+    """
+    if found.parent is None:
+        return None
+    states, edges = own_graph(reader, found.parent)
+    shared = found.shared_ordinals
+    return (
+        tuple(state for state in states if state.ordinal in shared),
+        tuple(edge for edge in edges if edge.support in shared and edge.dependent in shared),
+    )
 
 
 def _message(raw: bytes, text: str) -> MessageRow:

@@ -136,6 +136,7 @@ class Identified:
     outcome: Outcome
     known: int  # leading messages that the archive already has at this position
     parent: Session | None = None  # a fork inherits what the graph knows of the shared part
+    shared_ordinals: frozenset[int] = frozenset()  # ... which are these blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +398,7 @@ class Registry:
             turns=user_runs(incoming.parsed.messages[: match.shared]),
         )
         session.sent = None
-        return Identified(session, "fork", match.shared, parent)
+        return Identified(session, "fork", match.shared, parent, frozenset(session.ordinals.values()))
 
     def _start(self, incoming: Incoming) -> Identified:
         parent_id = incoming.caller.parent_id

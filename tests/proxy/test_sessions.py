@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from graphstore.records import EdgeRow, NodeState
+from graphstore.store.archive import Archive, open_reader
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, Dialogue, Message, read, said, turn, user
 
 OPENCODE = {"user-agent": "opencode/1.18.33 ai-sdk", "x-session-id": "ses_1"}
@@ -237,3 +239,22 @@ async def test_a_restart_finds_the_session_again(dialogue: Dialogue, headers: di
     assert again.messages[: len(chosen.messages)] == chosen.messages
     assert (await dialogue.outcomes())[-1] == "extension"
     assert len(await dialogue.sessions()) == 1
+
+
+async def test_a_branch_inherits_what_the_graph_knows_of_the_shared_part_only(dialogue: Dialogue) -> None:
+    """Beyond the fork the same block numbers name other blocks."""
+    first, second = turn("one", "a"), turn("two", "b")
+    await dialogue.send([user("one")], headers=OPENCODE)
+    await dialogue.send([*first, *second, user("three")], headers=OPENCODE)
+    await dialogue.close()
+    with Archive.open(dialogue.settings.db) as archive:
+        states = [NodeState(ordinal, 0.5, True, ordinal == 4) for ordinal in range(7)]
+        edges = [EdgeRow(0, 1, 0.5, 0), EdgeRow(1, 4, 0.5, 1)]
+        archive.writer.record_observation(1, states, edges).result(10)
+    await dialogue.restart()
+    await dialogue.send([*first, user("another way"), *read("c", "x")], headers=OPENCODE)
+    await dialogue.close()
+    with open_reader(dialogue.settings.db) as reader:
+        known = {state.ordinal: (state.u, state.stale) for _, state in reader.load_blocks(2) if state.observed}
+        assert known == {0: (0.5, False), 1: (0.5, False), 2: (0.5, False)}
+        assert [(edge.support, edge.dependent) for edge in reader.load_edges(2)] == [(0, 1)]
