@@ -22,7 +22,7 @@ from proxy.dialects.content import (
     text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
-from proxy.dialects.request import assemble_request, message_spans, read_fields
+from proxy.dialects.request import Beginnings, assemble_request, message_spans, read_fields
 from proxy.dialects.scan import Malformed, read_value, render_value, split_object
 
 Call = tuple[str, Any]  # tool name, arguments as sent
@@ -36,11 +36,21 @@ class ChatDialect:
     def __init__(self, *, part_chars: int = PART_CHARS) -> None:
         self._part_chars = part_chars
         self._memory = FactsMemory(self._read_facts)
+        self._beginnings = Beginnings()
 
     def parse_request(self, body: bytes) -> ParsedRequest:
         fields = read_fields(body)
-        spans = message_spans(fields, "messages")
-        return assemble_request(self.name, fields, spans, self._memory, notice_role="system")
+        beginning = self._beginnings.of(body)
+        spans = message_spans(fields, "messages", beginning)
+        return assemble_request(
+            self.name,
+            fields,
+            spans,
+            self._memory,
+            notice_role="system",
+            beginnings=self._beginnings,
+            beginning=beginning,
+        )
 
     def parse_message(self, raw: bytes) -> Message:
         return self._read_facts(raw).message

@@ -1,5 +1,6 @@
 """The half of reading a request that both wire formats share: from bytes to spans, digests and remembered facts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -8,6 +9,9 @@ from graphstore.identity import message_digest
 from proxy.dialects.base import DialectName, ParsedRequest, UnreadableRequest
 from proxy.dialects.facts import Facts, FactsMemory
 from proxy.dialects.scan import Malformed, Span, read_value, split_array, split_object
+
+BEGINNINGS_COUNT = 32
+BEGINNINGS_BYTES = 4 << 20  # of bodies; some twenty of a usual length
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,49 @@ def read_fields(body: bytes) -> Fields:
         raise UnreadableRequest(f"the body is not a JSON object: {exc}") from exc
 
 
-def message_spans(fields: Fields, name: str) -> tuple[Span, ...]:
-    """Spans of the objects in the array member `name`, at least one."""
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A body up to the end of its last message, and what was found in it."""
+
+    head: bytes
+    spans: tuple[Span, ...]
+    digests: Sequence[bytes]
+    facts: Sequence[Facts]
+
+
+class Beginnings:
+    """Requests read lately, so that one that goes on where another ended is read from there on.
+
+    An agent resends its whole history with every request. Bytes that are equal have equal spans, digests and facts; one
+    comparison of memory is two orders of magnitude cheaper than finding them again. Small and bounded: a request that
+    is not remembered is only read more slowly. Threads may share it: every step works on the one tuple it has taken.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Beginning, ...] = ()  # the latest first
+
+    def of(self, body: bytes) -> Beginning | None:
+        """The longest remembered beginning of `body`."""
+        found = (kept for kept in self._kept if body.startswith(kept.head))
+        return max(found, key=lambda kept: len(kept.head), default=None)
+
+    def keep(self, beginning: Beginning) -> None:
+        others = (kept for kept in self._kept if not beginning.head.startswith(kept.head))
+        kept, room = [beginning], BEGINNINGS_BYTES - len(beginning.head)
+        for other in others:
+            room -= len(other.head)
+            if room < 0 or len(kept) == BEGINNINGS_COUNT:
+                break
+            kept.append(other)
+        self._kept = tuple(kept)
+
+
+def message_spans(fields: Fields, name: str, beginning: Beginning | None) -> tuple[Span, ...]:
+    """Spans of the objects in the array member `name`, at least one. Those of `beginning` are known."""
     if fields.kind(name) != b"[":
         raise UnreadableRequest(f"`{name}` is not an array" if name in fields.spans else f"`{name}` is missing")
     try:
-        spans = split_array(fields.body, fields.spans[name])
+        spans = split_array(fields.body, fields.spans[name], beginning.spans if beginning is not None else ())
     except Malformed as exc:
         raise UnreadableRequest(f"`{name}` is not readable: {exc}") from exc
     if not spans:
@@ -71,18 +112,22 @@ def assemble_request(
     memory: FactsMemory,
     *,
     notice_role: str,
+    beginnings: Beginnings,
+    beginning: Beginning | None,
     opaque: str | None = None,
 ) -> ParsedRequest:
     """Put the request together. `notice_role` is the default, where the client sends no instructions of its own."""
     body = fields.body
     _check_utf8(body[: spans[0][0]])
     _check_utf8(body[spans[-1][1] :])
+    digests = list(beginning.digests) if beginning is not None else []
+    facts = list(beginning.facts) if beginning is not None else []
     view = memoryview(body)
-    digests = [message_digest(view[start:end]) for start, end in spans]
-    facts = [
-        memory.get(digest) or memory.put(digest, _check_utf8(body[start:end]))
-        for digest, (start, end) in zip(digests, spans, strict=True)
-    ]
+    for start, end in spans[len(digests) :]:
+        digest = message_digest(view[start:end])
+        digests.append(digest)
+        facts.append(memory.get(digest) or memory.put(digest, _check_utf8(body[start:end])))
+    beginnings.keep(Beginning(body[: spans[-1][1]], spans, digests, facts))
     aliases = dict(fact.alias for fact in facts if fact.alias)
     leading = sum(1 for _ in takewhile(lambda fact: fact.message.role == "instruction", facts))
     heads = [body[start:end] for start, end in spans[:leading]]

@@ -21,7 +21,7 @@ from proxy.dialects.content import (
     text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
-from proxy.dialects.request import Fields, assemble_request, message_spans, read_fields
+from proxy.dialects.request import Beginning, Beginnings, Fields, assemble_request, message_spans, read_fields
 from proxy.dialects.responses_answer import parse_responses_answer
 from proxy.dialects.scan import Malformed, Span, read_value, render_value, split_object
 
@@ -59,12 +59,23 @@ class ResponsesDialect:
     def __init__(self, *, part_chars: int = PART_CHARS) -> None:
         self._part_chars = part_chars
         self._memory = FactsMemory(self._read_facts)
+        self._beginnings = Beginnings()
 
     def parse_request(self, body: bytes) -> ParsedRequest:
         fields = read_fields(body)
         opaque = next((reason for name, reason in _HIDDEN_HISTORY.items() if fields.raw(name)), None)
-        spans = _input_spans(fields)
-        return assemble_request(self.name, fields, spans, self._memory, notice_role="developer", opaque=opaque)
+        beginning = self._beginnings.of(body)
+        spans = _input_spans(fields, beginning)
+        return assemble_request(
+            self.name,
+            fields,
+            spans,
+            self._memory,
+            notice_role="developer",
+            beginnings=self._beginnings,
+            beginning=beginning,
+            opaque=opaque,
+        )
 
     def parse_message(self, raw: bytes) -> Message:
         return self._read_facts(raw).message
@@ -145,11 +156,11 @@ class ResponsesDialect:
         return chars
 
 
-def _input_spans(fields: Fields) -> tuple[Span, ...]:
+def _input_spans(fields: Fields, beginning: Beginning | None) -> tuple[Span, ...]:
     """`input` may be a string, which stands for one user message."""
     if fields.kind("input") == b'"':
         return (fields.spans["input"],)
-    return message_spans(fields, "input")
+    return message_spans(fields, "input", beginning)
 
 
 def _read_item(raw: bytes) -> dict[str, Any]:

@@ -54,12 +54,20 @@ def _is_spelled(value: bytes, body: bytes, start: int, end: int) -> bool:
     return body.startswith(value, start) or _mend_surrogates(body[start:end]) == value
 
 
-def split_array(body: bytes, span: Span) -> tuple[Span, ...]:
-    """Spans in `body` of the elements of the array that stands at `span`."""
+def split_array(body: bytes, span: Span, known: tuple[Span, ...] = ()) -> tuple[Span, ...]:
+    """Spans in `body` of the elements of the array that stands at `span`; the first ones may be `known` already."""
     start, end = span
-    elements = _decode(_ELEMENTS, memoryview(body)[start:end])
-    spans: list[Span] = []
-    position = _after_space(body, start + 1)
+    if known:
+        step = _NEXT.match(body, known[-1][1])
+        assert step is not None, "a known element is followed by a comma or the closing bracket"
+        if step[1] == b"]":
+            return known
+        position = step.end()
+        elements = _decode(_ELEMENTS, b"[" + body[position:end])
+    else:
+        position = _after_space(body, start + 1)
+        elements = _decode(_ELEMENTS, memoryview(body)[start:end])
+    spans = list(known)
     for element in elements:
         stop = position + len(memoryview(element))
         spans.append((position, stop))
