@@ -1,11 +1,11 @@
 """recap serve: run the proxy until Ctrl-C, which lets open streams end first. All output is the log on stderr."""
 
 import argparse
-import gc
 import logging
 import socket
 import sys
 
+from proxy import memory
 from proxy.settings import Settings
 
 log = logging.getLogger("recap")
@@ -18,6 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from proxy import server
 
+    memory.return_freed_pages()
     _configure_logging(settings.log_level)
     # The socket comes first: a second proxy on the same port must not touch the first one's archive.
     with server.bind(settings.host, settings.port) as listener:
@@ -30,23 +31,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     from proxy.wiring import open_app, open_conversations
 
     conversations = await open_conversations(settings)
-    _settle_memory()
+    memory.settle()
     async with open_app(settings, conversations) as app:
         _announce(settings, listener)
         await serve(Server(app), listener)
     log.info("serve.stopped")
-
-
-def _settle_memory() -> None:
-    """What is loaded by now stays: the garbage collector need not look at it again while requests wait.
-
-    A request makes thousands of short-lived values, so the default thresholds would have it look all the time. The
-    switch interval bounds how long the event loop waits for a background thread.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    sys.setswitchinterval(0.0005)
 
 
 def _announce(settings: Settings, listener: socket.socket) -> None:
