@@ -4,17 +4,19 @@ Sequences are aligned: entry i of every argument and result speaks of the same b
 result never depends on the iteration order of a set, which differs from process to process.
 """
 
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from math import fsum, log, sqrt
+from operator import itemgetter
 from struct import Struct
 
 from graphstore.parameters import Parameters
 
 DEVIATION_MIN = 1e-12  # a channel that varies less says nothing
-
+_FIRST = itemgetter(0)
 _DIGEST_HEAD = Struct(">Q24x")  # the first 8 of 32 bytes, big-endian
 
 
@@ -58,26 +60,27 @@ def exploration(ordinals: Sequence[int], *, seed: int, session: str, turn: int) 
 
 def replaced(
     attention: Mapping[int, float], identifiers: Mapping[int, frozenset[str]], parameters: Parameters
-) -> Iterator[int]:
+) -> list[int]:
     """Blocks that a later block of the same observation replaces: the stale rule (paper §4.2, D.1).
 
     a is replaced by a later b when their identifiers overlap (Jaccard) and b draws more than `stale_ratio` times the
-    attention of a, plus `stale_floor` of the largest. The cheap tests come first: most pairs differ in attention or in
-    the number of identifiers by too much for their identifiers to be compared.
+    attention of a, plus `stale_floor` of the largest. From the newest block back, each meets only later ones that
+    dominate it, and compares identifiers only with those that have about as many.
     """
-    largest = max(attention.values(), default=0.0)
-    floor, jaccard = parameters.stale_floor * largest, parameters.stale_jaccard
-    described = [(v, attention[v], identifiers[v]) for v in sorted(attention) if identifiers.get(v)]
-    rows = [(received, len(words), words) for _, received, words in described]
-    for position, (ordinal, received, words) in enumerate(described):
-        least = parameters.stale_ratio * received + floor
-        if least >= largest:
+    floor, jaccard = parameters.stale_floor * max(attention.values(), default=0.0), parameters.stale_jaccard
+    later: list[tuple[float, int, frozenset[str]]] = []  # by attention
+    found = []
+    for ordinal in sorted(attention, reverse=True):
+        words = identifiers.get(ordinal)
+        if not words:
             continue
-        size = len(words)
-        smallest, rivals = jaccard * size, rows[position + 1 :]
-        candidates = (row for row in rivals if row[0] > least and row[1] >= smallest and size >= jaccard * row[1])
-        for _, count, others in candidates:
-            shared = len(words & others)
-            if shared / (size + count - shared) > jaccard:
-                yield ordinal
-                break
+        received, size = attention[ordinal], len(words)
+        least, smallest = parameters.stale_ratio * received + floor, jaccard * size
+        for _, count, others in later[bisect_right(later, least, key=_FIRST) :]:
+            if count >= smallest and size >= jaccard * count:
+                shared = len(words & others)
+                if shared / (size + count - shared) > jaccard:
+                    found.append(ordinal)
+                    break
+        insort(later, (received, size, words), key=_FIRST)
+    return found[::-1]

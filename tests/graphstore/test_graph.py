@@ -48,6 +48,11 @@ def test_edges_need_more_than_theta_and_keep_the_largest_mass_in_their_first_pla
     assert graph.supports_of([3, 1, 7, 10**6]) == {1: [0], 3: [1, 0]}
 
 
+def test_an_edge_seen_twice_in_one_observation_is_stored_once_with_the_largest_mass() -> None:
+    graph = grown(observed({}, (1, 2, 0.3), (0, 2, 0.2), (1, 2, 0.7), (1, 2, 0.5)), observed({}, (0, 2, 0.1)))
+    assert edges_of(graph) == [(0, 2, 0.2), (1, 2, 0.7)]
+
+
 def test_stale_is_for_good() -> None:
     words = {"b0": "alpha beta", "b1": "alpha beta"}
     graph = grown(observed({0: 0.1, 1: 1.0}, **words), observed({0: 1.0, 1: 0.1}, **words))
