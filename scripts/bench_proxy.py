@@ -33,14 +33,19 @@ ANSWER = json.dumps(
 EVENTS = [b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'] * 20 + [b"data: [DONE]\n\n"]
 
 
-async def upstream(port: int) -> None:
-    """The least that an upstream can do: read a request, answer it, as a stream when the body asks for one."""
+async def upstream(port: int, delay_s: float) -> None:
+    """The least that an upstream can do: read a request, answer it, as a stream when the body asks for one.
+
+    `delay_s` is how long it thinks; no model is faster than the default.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = next(int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:"))
                 body = await reader.readexactly(length)
+                if delay_s:
+                    await asyncio.sleep(delay_s)
                 if b'"stream": true' in body[-40:]:
                     writer.write(
                         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -191,37 +196,50 @@ def quantiles(seconds: list[float]) -> tuple[float, float]:
     return 1000 * cuts[49], 1000 * cuts[98]
 
 
-async def measure(count: int, connections: int, folder: Path) -> None:
+@contextmanager
+def servers(db: Path, think_ms: float) -> Iterator[tuple[int, int, int]]:
+    """An upstream and a proxy before it: their ports, and the proxy's process id."""
     up, port = free_port(), free_port()
-    db = folder / "bench.db"
     serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
-    with process(__file__, "--serve-upstream", str(up)), process(*serve, "--log-level", "warning") as pid:
+    with (
+        process(__file__, "--serve-upstream", str(up), "--think-ms", str(think_ms)),
+        process(*serve, "--log-level", "warning") as pid,
+    ):
+        yield up, port, pid
+
+
+async def added(count: int, think_ms: float, folder: Path) -> None:
+    """Latency and CPU of single requests, with an upstream that takes a moment: recording happens meanwhile."""
+    with servers(folder / "added.db", think_ms) as (up, port, pid):
         await reachable(up)
         await reachable(port)
         await one_by_one(port, bodies(40, stream=False, seed=1))  # warm: pools, caches, the rank table
-        print(
-            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        )
-        size = len(bodies(1, stream=False, seed=0)[0])
-        longest = MESSAGES + 2 * REQUESTS_A_SESSION
-        print(f"chat body of {size // 1000} kB, {MESSAGES} to {longest} messages; {count} requests each\n")
+        size, longest = len(bodies(1, stream=False, seed=0)[0]), MESSAGES + 2 * REQUESTS_A_SESSION
+        print(f"chat bodies of {size // 1000} kB, {MESSAGES} to {longest} messages; {count} requests each")
+        print(f"one by one, the upstream thinks for {think_ms:.0f} ms:")
         for name, stream in (("JSON", False), ("first SSE chunk", True)):
             direct = quantiles(await one_by_one(up, bodies(count, stream=stream, seed=2 + stream)))
             before = cpu_seconds(pid)
             ours = quantiles(await one_by_one(port, bodies(count, stream=stream, seed=4 + stream)))
             cpu = 1000 * (cpu_seconds(pid) - before) / count
             print(
-                f"{name}: direct p50 {direct[0]:.1f} ms, p99 {direct[1]:.1f} ms; "
+                f"  {name}: direct p50 {direct[0]:.1f} ms, p99 {direct[1]:.1f} ms; "
                 f"proxy p50 {ours[0]:.1f} ms, p99 {ours[1]:.1f} ms; "
                 f"added p50 {ours[0] - direct[0]:.1f} ms, p99 {ours[1] - direct[1]:.1f} ms; "
                 f"CPU {cpu:.1f} ms a request"
             )
+
+
+async def throughput(connections: int, folder: Path) -> None:
+    """As many requests as go through, with an upstream that takes no time at all."""
+    with servers(folder / "throughput.db", 0) as (up, port, pid):
+        await reachable(up)
+        await reachable(port)
+        await one_by_one(port, bodies(40, stream=False, seed=1))
         load = connections * REQUESTS_A_SESSION
-        direct_rate = await at_once(up, bodies(load, stream=False, seed=6), connections)
-        rate = await at_once(port, bodies(load, stream=False, seed=7), connections)
-        print(
-            f"{connections} connections: direct {direct_rate:.0f}/s, proxy {rate:.0f}/s, share {rate / direct_rate:.2f}"
-        )
+        direct = await at_once(up, bodies(load, stream=False, seed=6), connections)
+        ours = await at_once(port, bodies(load, stream=False, seed=7), connections)
+        print(f"{connections} connections: direct {direct:.0f}/s, proxy {ours:.0f}/s, share {ours / direct:.2f}")
         print(f"resident after load: {resident_mb(pid):.0f} MB")
 
 
@@ -230,15 +248,12 @@ async def growth(folder: Path) -> tuple[int, int]:
 
     Returns the bytes sent and the unique bytes among them.
     """
-    up, port = free_port(), free_port()
-    db = folder / "growth.db"
-    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
     dice = random.Random(11)
     code = corpus()
     (first,) = bodies(1, stream=False, seed=10)
     history = json.loads(first)["messages"]
     unique = sent = 0
-    with process(__file__, "--serve-upstream", str(up)), process(*serve, "--log-level", "warning"):
+    with servers(folder / "growth.db", 0) as (up, port, _):
         await reachable(up)
         await reachable(port)
         connection = await Connection(port).open()
@@ -256,13 +271,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--think-ms", type=float, default=20, help="what the upstream takes to answer one by one")
     parser.add_argument("--serve-upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_upstream:
-        asyncio.run(upstream(arguments.serve_upstream))
+        asyncio.run(upstream(arguments.serve_upstream, arguments.think_ms / 1000))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(arguments.requests, arguments.connections, Path(folder)))
+        print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+        asyncio.run(added(arguments.requests, arguments.think_ms, Path(folder)))
+        asyncio.run(throughput(arguments.connections, Path(folder)))
         sent, unique = asyncio.run(growth(Path(folder)))
         stored = sum(path.stat().st_size for path in Path(folder).glob("growth.db*"))
         print(
