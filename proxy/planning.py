@@ -350,6 +350,10 @@ def _sent(session: Session, parsed: ParsedRequest, left_out: frozenset[int], *, 
         )
     session.sent = now
     messages = max(0, shared - len(mark))
-    kept = (i for i in range(len(parsed.digests)) if i not in left_out)
-    spans = (parsed.spans[parsed.leading + i] for i, _ in zip(kept, range(messages), strict=False))
-    return Sent(messages, sum(end - start for start, end in spans))
+    spans = parsed.spans[parsed.leading :]
+    if left_out:
+        kept = (span for i, span in enumerate(spans) if i not in left_out)
+        size = sum(end - start for (start, end), _ in zip(kept, range(messages), strict=False))
+    else:  # with the separators between them, which are the client's own
+        size = spans[messages - 1][1] - spans[0][0] if messages else 0
+    return Sent(messages, size)

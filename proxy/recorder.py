@@ -146,7 +146,6 @@ class Recorder:
     ) -> Batch:
         """Everything of this request from message `known` on."""
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
-        ids = [row_id(link) for link in chain]
         new = range(known, len(chain))
         first = 0 if found.parent is not None else known  # a branch has blocks of its own from the start
         blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
@@ -156,9 +155,9 @@ class Recorder:
                 ordinal=ordinal,
                 kind=block.kind,
                 cost=block.cost,
-                node_ids=tuple(ids[i] for i in block.messages),
+                node_ids=tuple(row_id(chain[i]) for i in block.messages),
                 edits=block.edits,
-                label=_label(dialect, [parsed.raw(i) for i in block.messages]),
+                label=block_label(dialect, [parsed.raw(i) for i in block.messages]),
             )
             for block, ordinal in zip(cut.blocks, ordinals, strict=True)
             if block.messages[-1] >= first
@@ -172,7 +171,8 @@ class Recorder:
                 ),
             ),
             nodes=tuple(
-                NodeRow(ids[i], chain[i], ids[i - 1] if i else None, row_id(parsed.digests[i]), i) for i in new
+                NodeRow(row_id(chain[i]), chain[i], row_id(chain[i - 1]) if i else None, row_id(parsed.digests[i]), i)
+                for i in new
             ),
             sessions=(snapshot,),
             blocks=tuple(blocks),
@@ -239,13 +239,15 @@ def _message(raw: bytes, text: str) -> MessageRow:
     return MessageRow(row_id(digest), digest, raw, text)
 
 
-def _label(dialect: Dialect, raws: Sequence[bytes]) -> str:
-    """The first message of a block that calls something names it; otherwise its first words."""
-    calling = next((raw for raw in raws if dialect.call_text(raw)), raws[0])
-    return dialect.label(calling)
+def block_label(dialect: Dialect, raws: Sequence[bytes]) -> str:
+    """The first message of a block that calls something names it; otherwise the first one with words."""
+    calling = next((raw for raw in raws if dialect.call_text(raw)), None)
+    return dialect.label(calling or next((raw for raw in raws if dialect.message_text(raw)), raws[0]))
 
 
 def _log(row: ExchangeRow, session: SessionRow | None) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        return
     took = f"{1000 * (row.ended_at - row.started_at):.0f}" if row.ended_at is not None else "-"
     first = f"{1000 * (row.first_byte_at - row.started_at):.0f}" if row.first_byte_at is not None else "-"
     log.info(

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MESSAGES, BODY_BYTES = 99, 200_000
+SETTLE_S = 5
 REQUESTS_A_SESSION = 25  # agents make 10 to 100 requests a user turn
 ANSWER = json.dumps(
     {
@@ -240,7 +241,9 @@ async def throughput(connections: int, folder: Path) -> None:
         direct = await at_once(up, bodies(load, stream=False, seed=6), connections)
         ours = await at_once(port, bodies(load, stream=False, seed=7), connections)
         print(f"{connections} connections: direct {direct:.0f}/s, proxy {ours:.0f}/s, share {ours / direct:.2f}")
-        print(f"resident after load: {resident_mb(pid):.0f} MB")
+        peak = resident_mb(pid)
+        await asyncio.sleep(SETTLE_S)
+        print(f"resident at the end of the load {peak:.0f} MB, {SETTLE_S} s later {resident_mb(pid):.0f} MB")
 
 
 async def growth(folder: Path) -> tuple[int, int]:

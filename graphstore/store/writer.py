@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_BATCHES_MAX = 2048  # at one batch per request and answer: minutes of a busy proxy with a failing disk
 GROUP_BATCHES_MAX = 64  # per transaction: the commit is shared, and a durable batch never waits for more than this
-LINGER_S = 0.05  # that a batch waits for company: a request and its answer then cost one transaction, not two or three
+LINGER_S = 0.2  # that a batch waits for company: a request and its answer then cost one transaction, not two or three
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
 
