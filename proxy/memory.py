@@ -18,7 +18,7 @@ SWITCH_INTERVAL_S = 0.0005  # how long the event loop may wait for a background 
 
 
 def reuse_pages() -> None:
-    """One heap for all threads, which keeps freed pages until `return_pages` asks for them. Call it before any thread."""
+    """One heap for all threads, which keeps freed pages until `return_pages` asks for them. Call before threads."""
     for option, value in ((_M_ARENA_MAX, 1), (_M_TRIM_THRESHOLD, REUSED_BYTES), (_M_MMAP_THRESHOLD, REUSED_BYTES)):
         _call("mallopt", option, value)
 
