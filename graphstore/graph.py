@@ -6,16 +6,20 @@ edge up to 65,536 blocks, 16 beyond. It knows no text, no database and no select
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
 from itertools import compress, count
 from math import isfinite
 from operator import attrgetter, itemgetter
+from typing import TypeVar
 
 from graphstore.errors import GraphIntegrityError
 from graphstore.observation import Observation
 from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, NodeState
 from graphstore.scoring import blend, replaced
+
+T = TypeVar("T")
 
 ORDINAL_MAX = (1 << 24) - 1  # sessions have thousands of blocks; more is a corrupt row, not a reason to allocate
 
@@ -67,9 +71,7 @@ class ContextGraph:
         return nodes, [EdgeRow(*edge, position) for position, edge in enumerate(columns)]
 
     def importance(self, ordinals: Sequence[int]) -> list[float]:
-        known = self._importance.tolist()  # lists are read faster than arrays
-        size = len(known)
-        return [known[v] if v < size else 0.0 for v in ordinals]
+        return _at(self._importance.tolist(), ordinals, 0.0)
 
     def observed(self, ordinals: Sequence[int]) -> list[bool]:
         return self._flagged(ordinals, _OBSERVED)
@@ -79,15 +81,13 @@ class ContextGraph:
 
     def supports_of(self, dependents: Iterable[int]) -> dict[int, list[int]]:
         """Predecessors of each of these blocks in stored order; blocks without any are absent. One pass over edges."""
-        wanted = [False] * len(self._flags)  # by ordinal; every end of an edge is a known block
-        for ordinal in dependents:
-            if ordinal < len(wanted):
-                wanted[ordinal] = True
-        found: dict[int, list[int]] = {}
-        ends = self._dependents.tolist()
-        for position in [i for i, dependent in enumerate(ends) if wanted[dependent]]:
-            found.setdefault(ends[position], []).append(self._supports[position])
-        return found
+        ends = self._dependents.tolist()  # lists are read faster than arrays
+        named = set(dependents)
+        wanted = [dependent in named for dependent in ends]
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for support, dependent in zip(compress(self._supports, wanted), compress(ends, wanted), strict=True):
+            found[dependent].append(support)
+        return dict(found)
 
     def update(self, observation: Observation, parameters: Parameters) -> None:
         """Take in what a replay saw: Eq. 1, Eq. 5 and the stale rule (paper §4.2). Raises ValueError, changing nothing.
@@ -158,14 +158,20 @@ class ContextGraph:
 
     def _places(self, dependents: Set[int]) -> dict[tuple[int, int], int]:
         """Where each known edge to these blocks is stored."""
-        wanted = list(map(dependents.__contains__, self._dependents))
+        wanted = [dependent in dependents for dependent in self._dependents]
         pairs = compress(zip(self._supports, self._dependents, strict=True), wanted)
         return dict(zip(pairs, compress(count(), wanted), strict=True))
 
     def _flagged(self, ordinals: Sequence[int], flag: int) -> list[bool]:
-        marked = [flags & flag != 0 for flags in self._flags]
-        size = len(marked)
-        return [v < size and marked[v] for v in ordinals]
+        has = [flags & flag != 0 for flags in range(8)]
+        return _at([has[flags] for flags in self._flags], ordinals, False)
+
+
+def _at(values: Sequence[T], ordinals: Sequence[int], absent: T) -> list[T]:
+    """The value of each of these blocks; those beyond the end are `absent`."""
+    if (size := len(values)) > max(ordinals, default=-1):
+        return [values[v] for v in ordinals]
+    return [values[v] if v < size else absent for v in ordinals]
 
 
 def _by_dependent(edges: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:

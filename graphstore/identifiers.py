@@ -1,11 +1,11 @@
-"""I(text): the identifiers by which texts point at each other.
+"""I(text): the identifiers by which texts point at each other, and an index of them.
 
 Knows nothing of languages or messages. An identifier is a word or a dotted name of at least four characters; a dotted
 name also yields its parts, so that `store.writer` is found by `writer`. Case is kept.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from sys import intern
 
 LENGTH_MIN = 4
@@ -34,3 +34,38 @@ def _kept(tokens: Iterable[str]) -> frozenset[str]:
     for token in [token for token in found if "." in token]:
         found.update(part for part in token.split(".") if len(part) >= LENGTH_MIN and not part[0].isdigit())
     return frozenset(map(intern, found - STOP_WORDS))
+
+
+class IdentifierIndex:
+    """Which blocks of a history name an identifier: I(v) turned around, so that a cue meets only blocks that share one.
+
+    Blocks count from 0 in the order in which they were added. Most identifiers stand in one block, whose number is then
+    kept without a list.
+    """
+
+    __slots__ = ("_blocks", "_size")
+
+    def __init__(self, texts: Iterable[frozenset[str]] = ()) -> None:
+        self._blocks: dict[str, int | list[int]] = {}
+        self._size = 0
+        self.extend(texts)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def extend(self, texts: Iterable[frozenset[str]]) -> None:
+        """Add the identifiers of the blocks that follow."""
+        blocks = self._blocks
+        for block, words in enumerate(texts, self._size):
+            for word in words:
+                known = blocks.setdefault(word, block)
+                if isinstance(known, list):
+                    known.append(block)
+                elif known != block:
+                    blocks[word] = [known, block]
+            self._size = block + 1
+
+    def naming(self, word: str) -> Sequence[int]:
+        """The blocks whose texts have this identifier, in order."""
+        known = self._blocks.get(word, ())
+        return (known,) if isinstance(known, int) else known

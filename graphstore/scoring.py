@@ -1,18 +1,17 @@
 """The paper's equations as pure functions over plain sequences; which blocks are chosen is not decided here.
 
-Sequences are aligned: entry i of every argument and result speaks of the same block. Sums are exact (`fsum`), so a
-result never depends on the iteration order of a set, which differs from process to process.
+Sequences are aligned: entry i of every argument and result speaks of the same block. No result depends on the iteration
+order of a set, which differs from process to process.
 """
 
 from bisect import bisect_right, insort
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from itertools import chain
-from math import fsum, log, sqrt
+from math import dist, fsum, log, sqrt
 from operator import itemgetter
 from struct import Struct
 
+from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 
 DEVIATION_MIN = 1e-12  # a channel that varies less says nothing
@@ -25,15 +24,17 @@ def blend(importance: float, attention: float, attention_max: float, alpha: floa
     return (1 - alpha) * importance + (alpha * attention / attention_max if attention_max > 0 else 0.0)
 
 
-def lexical_cue(texts: Sequence[frozenset[str]], request: frozenset[str]) -> list[float]:
-    """lex(v): summed inverse document frequency of the identifiers shared with the request (paper §4.3, Eq. 2)."""
-    touched = [i for i, text in enumerate(texts) if not request.isdisjoint(text)]
-    shared = [request & texts[i] for i in touched]
-    frequency = Counter(chain.from_iterable(shared))
-    weight = {word: log(len(texts) / count) for word, count in frequency.items()}
-    cue = [0.0] * len(texts)
-    for i, words in zip(touched, shared, strict=True):
-        cue[i] = fsum(map(weight.__getitem__, words))
+def lexical_cue(history: IdentifierIndex, request: frozenset[str]) -> list[float]:
+    """lex(v): summed inverse document frequency of the identifiers shared with the request (paper §4.3, Eq. 2).
+
+    Weights are added in the order of their size, so that blocks whose shared words are equally rare tie.
+    """
+    naming = [blocks for blocks in map(history.naming, request) if blocks]
+    cue = [0.0] * len(history)
+    for blocks in sorted(naming, key=len):
+        weight = log(len(history) / len(blocks))
+        for block in blocks:
+            cue[block] += weight
     return cue
 
 
@@ -42,9 +43,8 @@ def standardised(values: Sequence[float]) -> list[float]:
     if not values:
         return []
     mean = fsum(values) / len(values)
-    deviations = [value - mean for value in values]
-    deviation = sqrt(fsum([d * d for d in deviations]) / len(values))
-    return [d / deviation for d in deviations] if deviation >= DEVIATION_MIN else [0.0] * len(values)
+    deviation = dist(values, [mean] * len(values)) / sqrt(len(values))
+    return [(value - mean) / deviation for value in values] if deviation >= DEVIATION_MIN else [0.0] * len(values)
 
 
 def exploration(ordinals: Sequence[int], *, seed: int, session: str, turn: int) -> list[float]:

@@ -4,12 +4,14 @@ A pure function of values: it knows no messages, no text and no clock. `select` 
 and explains it, block by block, when asked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from graphstore.blocks import BlockKind
 from graphstore.graph import ContextGraph
+from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 from graphstore.records import SelectionRow, VerdictRow
 from graphstore.scoring import exploration, lexical_cue, standardised
@@ -18,6 +20,7 @@ __all__ = ["HistoryBlock", "Parameters", "Scores", "Selection", "select"]
 
 ROUNDING = 1e-9  # beta * cost may fall a hair below the integer that it is on paper
 
+OWED = {"user": "user message", "pinned": "pinned"}  # what is never left out, whatever the cap
 OVERFULL = "protected blocks alone exceed the budget"
 CAPPED = "request cap"
 UNCAPPABLE = "request cap cannot be met: everything is sent"
@@ -148,7 +151,7 @@ class Selection:
 
 def select(
     history: Sequence[HistoryBlock],
-    texts: Sequence[frozenset[str]],
+    words: IdentifierIndex,
     request: frozenset[str],
     graph: ContextGraph,
     parameters: Parameters,
@@ -159,14 +162,14 @@ def select(
 ) -> Selection:
     """Choose the blocks to send with a request (paper §4.3, Algorithm 1, Eq. 6).
 
-    `texts` are the identifiers of each block of `history`, `request` those of the user's new words; `session` and
+    `words` are the identifiers of `history`, block by block, `request` those of the user's new words; `session` and
     `turn` name the exploration draw. `rest_chars` is the cost of what is sent besides the history. With the default of
     0 the request cap bounds the history alone.
 
     Bound: every protected block is chosen and c(C) <= max(c(P), (1 + delta) B), unless the request cap intervenes.
     """
-    scores = score(history, texts, request, graph, parameters, session=session, turn=turn)
-    costs = [block.cost for block in history]
+    scores = score(history, words, request, graph, parameters, session=session, turn=turn)
+    ordinals, costs = [block.ordinal for block in history], [block.cost for block in history]
     reasons = protection(history)
     total, protected_cost = sum(costs), sum(costs[i] for i in reasons)
     budget = int(parameters.beta * total + ROUNDING)
@@ -176,7 +179,7 @@ def select(
     ranking.sort(key=scores.total.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
     packed, cost = _pack(ranking, costs, protected_cost, budget)
     seeds = sorted([*reasons, *packed])
-    dependents = _expand(seeds, history, scores.stale, graph, allowance - cost)
+    dependents = _expand(seeds, ordinals, costs, scores.stale, graph, allowance - cost)
     cost += sum(costs[i] for i in dependents)
     chosen = {*seeds, *dependents}
     capped = _cap(chosen, history, reasons, cost + rest_chars - parameters.request_cap_chars)
@@ -186,15 +189,15 @@ def select(
         chosen.difference_update(capped)
         cost -= sum(costs[i] for i in capped)
 
-    def ordinals(positions: Sequence[int]) -> tuple[int, ...]:
-        return tuple([history[i].ordinal for i in positions])
+    def named(positions: Iterable[int]) -> tuple[int, ...]:
+        return tuple(map(ordinals.__getitem__, positions))
 
     return Selection(
-        chosen=ordinals(sorted(chosen)),
-        protected=ordinals(sorted(reasons)),
-        seeds=ordinals(seeds),
-        expanded=ordinals(list(dependents)),
-        capped=ordinals(sorted(capped or ())),
+        chosen=named(sorted(chosen)),
+        protected=named(sorted(reasons)),
+        seeds=named(seeds),
+        expanded=named(dependents),
+        capped=named(sorted(capped or ())),
         budget=budget,
         allowance=allowance,
         cost=cost,
@@ -211,7 +214,7 @@ def select(
 
 def score(
     history: Sequence[HistoryBlock],
-    texts: Sequence[frozenset[str]],
+    words: IdentifierIndex,
     request: frozenset[str],
     graph: ContextGraph,
     parameters: Parameters,
@@ -222,39 +225,36 @@ def score(
     """s(v) = z(u) + lambda z(lex) + epsilon xi [never observed] - kappa [stale] (paper §4.3, Eq. 3)."""
     ordinals = [block.ordinal for block in history]
     z_u = standardised(graph.importance(ordinals))
-    z_lex = standardised(lexical_cue(texts, request))
+    z_lex = standardised(lexical_cue(words, request))
     observed, stale = graph.observed(ordinals), graph.stale(ordinals)
     fresh = [ordinal for ordinal, seen in zip(ordinals, observed, strict=True) if not seen]
     draws = iter(exploration(fresh, seed=parameters.seed, session=session, turn=turn))
     xi = [0.0 if seen else next(draws) for seen in observed]
     lam, eps, kappa = parameters.lam, parameters.eps, parameters.kappa
     total = [
-        u + lam * lex + eps * draw - kappa * gone for u, lex, draw, gone in zip(z_u, z_lex, xi, stale, strict=True)
+        u + lam * lex + eps * draw - (kappa if gone else 0.0)
+        for u, lex, draw, gone in zip(z_u, z_lex, xi, stale, strict=True)
     ]
     return Scores(total, z_u, z_lex, xi, stale)
 
 
 def protection(history: Sequence[HistoryBlock]) -> dict[int, str]:
     """P: positions that are never left out for their score, with the rule that protects each (paper §4.3)."""
-    reasons: dict[int, str] = {}
-    latest = {path: position for position, block in enumerate(history) for path in block.edits}
-    edits: dict[int, list[str]] = {}
+    latest = {path: position for position, block in enumerate(history) if block.edits for path in block.edits}
+    edits: defaultdict[int, list[str]] = defaultdict(list)
     for path, position in latest.items():
-        edits.setdefault(position, []).append(path)
-    for position, block in enumerate(history):
-        if block.kind == "user":
-            reasons[position] = "user message"
-        elif block.kind == "pinned":
-            reasons[position] = "pinned"
-        elif position in edits:
-            reasons[position] = f"latest edit of {', '.join(edits[position])}"
-    return reasons
+        edits[position].append(path)
+    reasons = {position: f"latest edit of {', '.join(paths)}" for position, paths in edits.items()}
+    return reasons | {position: OWED[block.kind] for position, block in enumerate(history) if block.kind in OWED}
 
 
 def _pack(ranking: Sequence[int], costs: Sequence[int], cost: int, budget: int) -> tuple[list[int], int]:
     """Add blocks in order of rank while they fit; one that does not fit is skipped, not the end (Algorithm 1)."""
-    packed = []
+    packed: list[int] = []
+    cheapest = min(costs, default=0)
     for position in ranking:
+        if cost + cheapest > budget:
+            break
         if cost + costs[position] <= budget:
             packed.append(position)
             cost += costs[position]
@@ -262,23 +262,31 @@ def _pack(ranking: Sequence[int], costs: Sequence[int], cost: int, budget: int) 
 
 
 def _expand(
-    seeds: Sequence[int], history: Sequence[HistoryBlock], stale: Sequence[bool], graph: ContextGraph, room: int
+    seeds: Sequence[int],
+    ordinals: Sequence[int],
+    costs: Sequence[int],
+    stale: Sequence[bool],
+    graph: ContextGraph,
+    room: int,
 ) -> dict[int, int]:
     """Supports to add, in order of addition, each with the seed that it is for: one hop, within `room` characters."""
-    supports = graph.supports_of([history[i].ordinal for i in seeds])
-    if not supports:
-        return {}
-    positions = {block.ordinal: position for position, block in enumerate(history)}
-    taken = set(seeds)
     added: dict[int, int] = {}
+    cheapest = min(costs, default=0)
+    if room < cheapest:
+        return added
+    positions = dict(zip(ordinals, range(len(ordinals)), strict=True))
+    taken = set(seeds)
+    supports = graph.supports_of([ordinals[i] for i in seeds])
     for seed in seeds:
-        for ordinal in supports.get(history[seed].ordinal, ()):
+        for ordinal in supports.get(ordinals[seed], ()):
             position = positions.get(ordinal)
-            if position is None or position in taken or stale[position] or history[position].cost > room:
+            if position is None or position in taken or stale[position] or costs[position] > room:
                 continue
             taken.add(position)
             added[position] = seed
-            room -= history[position].cost
+            room -= costs[position]
+        if room < cheapest:
+            break
     return added
 
 
@@ -300,5 +308,5 @@ def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, s
 
 def _droppable(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str]) -> Iterator[int]:
     order = sorted(chosen)
-    edits = (i for i in order if i in reasons and history[i].kind not in ("user", "pinned"))
+    edits = (i for i in order if i in reasons and history[i].kind not in OWED)
     return chain((i for i in order if i not in reasons), edits)

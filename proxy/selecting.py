@@ -6,23 +6,30 @@ Reads the graph that it is given and the text of the messages; sends nothing and
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from graphstore.blocks import Block, Cut
 from graphstore.graph import ContextGraph
-from graphstore.identifiers import identifiers
+from graphstore.identifiers import IdentifierIndex, identifiers
 from graphstore.parameters import Parameters
 from graphstore.selection import HistoryBlock, Selection, select
 from proxy.dialects.base import Dialect, ParsedRequest
 
 IDENTIFIERS_KEPT = 20_000  # messages whose identifiers stay in memory, about 1 kB each at most in practice
+INDEXED_BLOCKS = 20_000  # blocks of all indexes in memory, about 1 kB each; the newest index stays, however large
 
 
 class IdentifierCache:
-    """Identifiers of message texts by message digest: the history is the same at every boundary."""
+    """What is known of message texts by digest: the history is the same at every boundary, but for what came since.
 
-    def __init__(self, size: int = IDENTIFIERS_KEPT) -> None:
+    Identifiers are kept by message, and by session an index of the history that was last selected from.
+    """
+
+    def __init__(self, size: int = IDENTIFIERS_KEPT, blocks: int = INDEXED_BLOCKS) -> None:
         self._size = size
+        self._blocks = blocks
         self._known: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._indexes: OrderedDict[str, tuple[bytes, IdentifierIndex]] = OrderedDict()  # with what was indexed
 
     def of_messages(self, dialect: Dialect, request: ParsedRequest, indexes: Iterable[int]) -> frozenset[str]:
         found: frozenset[str] = frozenset()
@@ -35,6 +42,24 @@ class IdentifierCache:
                     self._known.popitem(last=False)
             found = found | known if found else known
         return found
+
+    def index(
+        self, dialect: Dialect, request: ParsedRequest, blocks: Sequence[Block], *, session: str
+    ) -> IdentifierIndex:
+        """The index of these blocks: the session's own, extended, when they go on from what it holds."""
+        indexed, index = self._indexes.pop(session, (b"", IdentifierIndex()))
+        if len(index) > len(blocks) or _digest(request, blocks[: len(index)]) != indexed:
+            index = IdentifierIndex()
+        index.extend(self.of_messages(dialect, request, block.messages) for block in blocks[len(index) :])
+        self._indexes[session] = (_digest(request, blocks), index)
+        while len(self._indexes) > 1 and sum(len(index) for _, index in self._indexes.values()) > self._blocks:
+            self._indexes.popitem(last=False)
+        return index
+
+
+def _digest(request: ParsedRequest, blocks: Sequence[Block]) -> bytes:
+    """Names these blocks by the messages of each."""
+    return sha256(b"|".join([b"".join([request.digests[i] for i in block.messages]) for block in blocks])).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +89,15 @@ def choose(
     query: str | None = None,
 ) -> Choice:
     """Select for the current turn's user text, or for `query` when a person asks what would be kept."""
-    history = [
-        HistoryBlock(ordinal, block.kind, block.cost, block.edits) for ordinal, block in history_of(cut, ordinals)
-    ]
-    texts = [cache.of_messages(dialect, request, block.messages) for _, block in history_of(cut, ordinals)]
+    blocks = history_of(cut, ordinals)
+    history = [HistoryBlock(ordinal, block.kind, block.cost, block.edits) for ordinal, block in blocks]
+    words = cache.index(dialect, request, [block for _, block in blocks], session=session)
     if query is None:
         asked = [i for b in cut.blocks[cut.turn_start :] if b.kind == "user" for i in b.messages]
         cue = cache.of_messages(dialect, request, asked)
     else:
         cue = identifiers(query)
     rest = sum(block.cost for block in cut.blocks[cut.turn_start :]) + len(request.instructions) + len(request.tools)
-    selection = select(history, texts, cue, graph, parameters, session=session, turn=turn, rest_chars=rest)
+    selection = select(history, words, cue, graph, parameters, session=session, turn=turn, rest_chars=rest)
     kept = frozenset(selection.chosen)
     return Choice(selection, frozenset(block.ordinal for block in history if block.ordinal not in kept))

@@ -1,4 +1,4 @@
-"""Time a selection and a graph update, and weigh the graph, on made-up histories with warm identifiers.
+"""Time a selection and a graph update, and weigh the graph, on made-up histories with a warm index of identifiers.
 
 Sizes, identifiers a block (median 27, mean 63) and identifiers of the request (32) follow recorded coding sessions;
 there are three edges a block. Figures are medians of CPU time on one core; on a busy machine they still grow.
@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from graphstore.blocks import BlockKind
 from graphstore.graph import ContextGraph
+from graphstore.identifiers import IdentifierIndex
 from graphstore.observation import Observation
 from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, NodeState
@@ -67,10 +68,10 @@ def median_ms(run: Callable[[], object], *, repeat: int) -> float:
 
 def report(size: int, *, observed: float, repeat: int) -> str:
     world, parameters = World(size, observed=observed), Parameters()
-    graph = world.graph()
+    graph, words = world.graph(), IdentifierIndex(world.texts)
 
     def selection() -> Selection:
-        return select(world.history, world.texts, world.request, graph, parameters, session="s", turn=9)
+        return select(world.history, words, world.request, graph, parameters, session="s", turn=9)
 
     fresh = [world.graph() for _ in range(repeat + 1)]
     times = {
@@ -78,6 +79,7 @@ def report(size: int, *, observed: float, repeat: int) -> str:
         "verdicts": median_ms(selection().verdicts, repeat=repeat),
         "update": median_ms(lambda: fresh.pop().update(world.observation, parameters), repeat=repeat),
         "load": median_ms(world.graph, repeat=repeat),
+        "index": median_ms(lambda: IdentifierIndex(world.texts), repeat=min(repeat, 5)),
     }
     timings = "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())
     return f"{size:6} blocks, {observed:4.0%} observed: {timings}"

@@ -19,7 +19,7 @@ import msgspec
 
 from graphstore.blocks import Cut, Message, cut_blocks
 from graphstore.graph import ContextGraph
-from graphstore.identifiers import identifiers, leading_identifiers
+from graphstore.identifiers import IdentifierIndex, identifiers, leading_identifiers
 from graphstore.observation import Observation
 from graphstore.parameters import Parameters
 from graphstore.selection import HistoryBlock, Selection, select
@@ -109,7 +109,7 @@ def run_case(case: Case, transcript: Transcript) -> Iterator[str]:
         texts = [transcript.text(block.messages) for block in cut.blocks]
         observe(graph, turn, texts, parameters)
         history = [HistoryBlock(i, b.kind, b.cost, b.edits) for i, b in enumerate(cut.blocks[: cut.turn_start])]
-        known_words = [identifiers(text) for text in texts[: cut.turn_start]]
+        known_words = IdentifierIndex(map(identifiers, texts[: cut.turn_start]))
         request = identifiers("\n".join(texts[cut.turn_start :]))
         selection = select(history, known_words, request, graph, parameters, session=case.id, turn=turn.turn)
         where = f"{case.id} turn {turn.turn}"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 from graphstore.scoring import blend, exploration, lexical_cue, replaced, standardised
 
@@ -22,21 +23,22 @@ def test_importance_moves_towards_the_share_of_the_largest_attention() -> None:
 
 def test_a_shared_word_counts_by_its_rarity_in_the_history() -> None:
     texts = [frozenset({"rare", "common"}), frozenset({"common"}), frozenset({"other"}), frozenset[str]()]
-    cue = lexical_cue(texts, frozenset({"rare", "common", "absent"}))
+    cue = lexical_cue(IdentifierIndex(texts), frozenset({"rare", "common", "absent"}))
     assert cue == pytest.approx([log(4) + log(2), log(2), 0.0, 0.0])
 
 
 def test_a_word_of_every_block_says_nothing() -> None:
-    assert lexical_cue([frozenset({"word"})] * 3, frozenset({"word"})) == [0.0, 0.0, 0.0]
-    assert lexical_cue([], frozenset({"word"})) == []
+    assert lexical_cue(IdentifierIndex([frozenset({"word"})] * 3), frozenset({"word"})) == [0.0, 0.0, 0.0]
+    assert lexical_cue(IdentifierIndex(), frozenset({"word"})) == []
 
 
 def test_the_cue_does_not_depend_on_the_hash_seed_of_the_process() -> None:
     """Sets of strings are iterated in another order in every process; a last digit could turn a tie."""
     program = (
+        "from graphstore.identifiers import IdentifierIndex\n"
         "from graphstore.scoring import lexical_cue\n"
         "texts = [frozenset(f'w{j}' for j in range(60) if (i * j) % 7 < 4) for i in range(9)]\n"
-        "print(lexical_cue(texts, frozenset(f'w{j}' for j in range(50))))"
+        "print(lexical_cue(IdentifierIndex(texts), frozenset(f'w{j}' for j in range(50))))"
     )
     runs = {
         subprocess.run(
@@ -45,6 +47,28 @@ def test_the_cue_does_not_depend_on_the_hash_seed_of_the_process() -> None:
         for seed in "1234"
     }
     assert len(runs) == 1
+
+
+def test_blocks_that_share_equally_rare_words_tie() -> None:
+    """The order of the sum must not tell them apart: 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in floating point."""
+    left, right = ({f"{side}{count}": count for count in (2, 3, 5, 7, 11, 13)} for side in ("left", "right"))
+    frequency = left | right
+    others = [frozenset(word for word, count in frequency.items() if count > other) for other in range(1, 13)]
+    texts = [frozenset(left), frozenset(right), *others]
+    cue = lexical_cue(IdentifierIndex(texts), frozenset(frequency))
+    assert cue[0] == cue[1] > 0
+
+
+@given(st.lists(st.frozensets(st.sampled_from([f"word{i}" for i in range(12)])), max_size=12), st.data())
+def test_the_cue_is_its_definition(texts: list[frozenset[str]], data: st.DataObject) -> None:
+    """However the index grew."""
+    cut = data.draw(st.integers(0, len(texts)))
+    request = data.draw(st.frozensets(st.sampled_from([f"word{i}" for i in range(14)])))
+    index = IdentifierIndex(texts[:cut])
+    index.extend(texts[cut:])
+    assert len(index) == len(texts)
+    expected = [sum(log(len(texts) / sum(w in other for other in texts)) for w in request & text) for text in texts]
+    assert lexical_cue(index, request) == pytest.approx(expected)
 
 
 def test_standardisation_uses_the_population_deviation() -> None:

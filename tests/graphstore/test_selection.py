@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graphstore.blocks import BlockKind
 from graphstore.graph import ContextGraph
+from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, NodeState
 from graphstore.selection import HistoryBlock, Selection, select
@@ -39,7 +40,7 @@ def chosen_from(
 ) -> Selection:
     return select(
         history,
-        texts or [NOTHING] * len(history),
+        IdentifierIndex(texts or [NOTHING] * len(history)),
         request,
         graph,
         replace(Parameters(), **parameters),  # type: ignore[arg-type]
@@ -195,7 +196,9 @@ def test_a_cap_that_users_and_pinned_blocks_exceed_keeps_everything_and_says_so(
 
 def test_the_row_keeps_the_choice_and_its_parameters() -> None:
     parameters = Parameters(beta=0.5)
-    selection = select(tools(10, 10), [NOTHING] * 2, NOTHING, graph_of({1: 0.5}), parameters, session="s", turn=2)
+    selection = select(
+        tools(10, 10), IdentifierIndex([NOTHING] * 2), NOTHING, graph_of({1: 0.5}), parameters, session="s", turn=2
+    )
     row = selection.to_row(
         id=3, session_id=4, exchange_id=5, turn=2, created_at=6.0, applied=True, reason="idle 700 s",
         parameters=parameters, notice=True,
@@ -246,7 +249,7 @@ def test_the_bound_and_the_laws_of_a_selection_hold(
 ) -> None:
     """Eq. 6, chronological order, and a kept verdict exactly for every chosen block."""
     history, texts, graph = world
-    selection = select(history, texts, request, graph, parameters, session="s", turn=3)
+    selection = select(history, IdentifierIndex(texts), request, graph, parameters, session="s", turn=3)
     ordinals = [block.ordinal for block in history]
     costs = {block.ordinal: block.cost for block in history}
     chosen = set(selection.chosen)
@@ -279,7 +282,7 @@ def test_the_cap_holds_or_everything_is_sent(
 ) -> None:
     history, texts, graph = world
     parameters = replace(parameters, request_cap_chars=cap)
-    selection = select(history, texts, request, graph, parameters, session="s", turn=3)
+    selection = select(history, IdentifierIndex(texts), request, graph, parameters, session="s", turn=3)
     owed = {b.ordinal for b in history if b.kind in ("user", "pinned")}
     assert owed <= set(selection.chosen)
     if selection.over_cap:
@@ -297,7 +300,7 @@ def test_the_same_values_give_the_same_selection(
     copies = [frozenset(sorted(text, reverse=True)) for text in texts]
     again = ContextGraph.from_rows(*graph.to_rows())
     parameters = Parameters()
-    first = select(history, texts, request, graph, parameters, session="s", turn=3)
-    second = select(list(history), copies, frozenset(request), again, parameters, session="s", turn=3)
+    first = select(history, IdentifierIndex(texts), request, graph, parameters, session="s", turn=3)
+    second = select(list(history), IdentifierIndex(copies), frozenset(request), again, parameters, session="s", turn=3)
     assert first == second
     assert first.verdicts() == second.verdicts()
