@@ -5,7 +5,7 @@ All times are seconds since the epoch, UTC, as float. Digests are 16 bytes (`ide
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Outcome = Literal[
     "new", "extension", "retry", "undo", "amendment", "fork", "client compaction", "client pruning", "side", "opaque"
@@ -89,9 +89,8 @@ class EdgeRow:
     position: int  # order in which the edge was first stored
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictRow:
-    """Why one history block was kept or left out."""
+class VerdictRow(NamedTuple):
+    """Why one history block was kept or left out. A tuple, because a selection makes one for every block."""
 
     ordinal: int
     kept: bool

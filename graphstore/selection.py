@@ -81,40 +81,33 @@ class Selection:
         """Why each block was kept or left out, in chronological order."""
         chosen, seeds, capped = set(self.chosen), set(self.seeds), set(self.capped)
         rank = {position: place for place, position in enumerate(self._ranking, 1)}
-        last_packed = max(
-            (rank.get(i, 0) for i, block in enumerate(self._history) if block.ordinal in seeds), default=0
-        )
+        ordinals, ranked = [block.ordinal for block in self._history], len(rank)
+        stale, overfull = self.scores.stale, self.overfull
+        last_packed = max((place for position, place in rank.items() if ordinals[position] in seeds), default=0)
 
         def explain(position: int, ordinal: int) -> tuple[str, str]:
             if ordinal in capped:
                 return "left out", CAPPED
             if position in self._reasons:
                 return "protected", self._reasons[position]
-            place = f"rank {rank[position]} of {len(rank)}"
+            place = f"rank {rank[position]} of {ranked}"
             if ordinal in seeds:
                 return "packed", place
             if position in self._dependents:
-                return "expanded", f"for block {self._history[self._dependents[position]].ordinal}"
+                return "expanded", f"for block {ordinals[self._dependents[position]]}"
             if ordinal in chosen:
                 return "protected", UNCAPPABLE
-            if self.scores.stale[position]:
+            if stale[position]:
                 return "left out", "stale"
-            if self.overfull:
+            if overfull:
                 return "left out", OVERFULL
             return "left out", "did not fit" if rank[position] < last_packed else place
 
+        scores = self.scores
+        channels = zip(scores.total, scores.z_u, scores.z_lex, scores.exploration, strict=True)
         return tuple(
-            VerdictRow(
-                block.ordinal,
-                block.ordinal in chosen,
-                *explain(position, block.ordinal),
-                score=self.scores.total[position],
-                z_u=self.scores.z_u[position],
-                z_lex=self.scores.z_lex[position],
-                exploration=self.scores.exploration[position],
-                rank=rank.get(position),
-            )
-            for position, block in enumerate(self._history)
+            VerdictRow(v, v in chosen, *explain(position, v), *values, rank.get(position))
+            for position, (v, values) in enumerate(zip(ordinals, channels, strict=True))
         )
 
     def to_row(
