@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in COMMANDS:
         command = module.add_parser(subparsers)
+        command.usage = command.format_usage().removeprefix("usage: ").strip() + " [SETTING ...]"
         command.set_defaults(run=module.run)
         add_options(command)
     return parser

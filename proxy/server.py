@@ -6,6 +6,7 @@ headers), offers no websocket, and ends in order: no new connections, streams ru
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -34,8 +35,21 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as exc:
-        remedy = f"Is another recap running? Choose another port: --port {port + 1 if port < 65535 else 8787}."
-        raise StartError(f"Cannot listen on {host} port {port}: {exc.strerror or exc}. {remedy}") from exc
+        raise StartError(f"Cannot listen on {host} port {port}: {_words(exc)}. {_remedy(exc, port)}") from exc
+
+
+def _words(error: OSError) -> str:
+    return (error.strerror or str(error)).partition(" (while attempting")[0]  # create_server repeats the address
+
+
+def _remedy(error: OSError, port: int) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"Is another recap running? Choose another port: --port {port + 1 if port < 65535 else 8787}."
+        case errno.EACCES:
+            return "Ports below 1024 are for administrators: choose another, such as --port 8787."
+        case _:
+            return "Choose an address of this machine, such as --host 127.0.0.1."
 
 
 def run(main: Coroutine[object, object, None]) -> None:

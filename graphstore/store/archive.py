@@ -67,7 +67,7 @@ class Archive:
         except BaseException as error:
             engine.dispose()
             lock.release()
-            raise _explained(error) from error
+            raise _explained(error, path) from error
         writer = Writer(engine, count_tokens=count_tokens, clock=clock)
         writer.start()
         return cls(path, lock, engine, writer, Reader(reader_engine(path)), secret)
@@ -104,7 +104,7 @@ def open_reader(path: Path | str) -> Reader:
             raise _older(path, revision) if _is_known(revision) else _newer(path, revision)
     except BaseException as error:
         engine.dispose()
-        raise _explained(error) from error
+        raise _explained(error, path) from error
     return Reader(engine)
 
 
@@ -178,5 +178,9 @@ def _secret(engine: Engine) -> bytes:
     return secret
 
 
-def _explained(error: BaseException) -> BaseException:
-    return explain(error) or error
+def _explained(error: BaseException, path: Path) -> BaseException:
+    """What a person can do about it, with the file's name in it: they may have several."""
+    known = explain(error)
+    if known is None or repr(str(path)) in known.problem:
+        return known or error
+    return ArchiveUnavailable(known.kind, f"{str(path)!r}: {known.problem}", known.remedy)

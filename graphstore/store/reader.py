@@ -47,6 +47,7 @@ from graphstore.store.schema import (
     sessions,
 )
 
+NAMES_SHOWN = 8  # of an ambiguous reference: one line of a terminal
 LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
 
 
@@ -54,7 +55,8 @@ class AmbiguousSession(LookupError):
     """A short name that several sessions share; `names` are theirs."""
 
     def __init__(self, reference: str, names: Sequence[str]) -> None:
-        super().__init__(f"{reference!r} may be {', '.join(names)}; type more of the name")
+        more = f" or {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        super().__init__(f"{reference!r} may be {', '.join(names[:NAMES_SHOWN])}{more}; type more of the name")
         self.names = tuple(names)
 
 

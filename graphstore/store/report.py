@@ -44,6 +44,14 @@ def find_session(reader: Reader, reference: str) -> SessionRow:
     return session
 
 
+def latest_answer(reader: Reader, session: SessionRow) -> list[bytes]:
+    """What the model said last and no history holds yet: clients send it along with the next request."""
+    last = [row for row in reader.session_exchanges(session.id) if row.head_node_id == session.head_node_id][-1:]
+    ids = [i for members in reader.answers_of([row.id for row in last]).values() for i in members]
+    contents = reader.message_contents(ids)
+    return [contents[i] for i in ids]
+
+
 def summaries(reader: Reader) -> list[SessionSummary]:
     """All sessions, the most recently active first."""
     e = exchanges.c

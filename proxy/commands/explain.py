@@ -4,6 +4,8 @@ With --query it is a dry run: what would be kept if this text came now. Without,
 """
 
 import argparse
+import itertools
+import json
 from collections.abc import Sequence
 
 from graphstore.blocks import Cut, Message, cut_blocks
@@ -12,15 +14,15 @@ from graphstore.identity import message_digest
 from graphstore.records import BlockRow, SelectionRow, SessionRow, VerdictRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
-from graphstore.store.report import find_session, latest_selection
+from graphstore.store.report import find_session, latest_answer, latest_selection
 from proxy.commands.text import number, plain, score, table
+from proxy.commands.words import why
 from proxy.conversations import parameters_of
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import ParsedRequest
+from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
-
-WHY_CHARS = 60  # a reason may name many files; the table stays readable
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -34,23 +36,36 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
         latest = None if arguments.query is not None else latest_selection(reader, session.id)
-        selection = latest or _dry_run(reader, session, settings, arguments.query or "")
-        if latest is None:
-            print(f"{session.name}: what would be kept now for {arguments.query or ''!r}")
-        else:
+        blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+        selection = latest or _dry_run(reader, session, settings, arguments.query or "", blocks)
+        if latest is not None:
             state = "" if latest.applied else " (mode off: recorded, not sent)"
             print(f"{session.name}: selection of turn {latest.turn}, {latest.reason}{state}")
-        _print(reader, selection)
+        elif arguments.query is not None:
+            print(f"{session.name}: what would be kept now for {arguments.query!r}")
+        else:
+            print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
+        _print(selection, blocks, reader.block_tokens(session.id))
     return 0
 
 
-def _dry_run(reader: Reader, session: SessionRow, settings: Settings, query: str) -> SelectionRow:
+def _dry_run(
+    reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
+) -> SelectionRow:
+    """As if the client had sent its history, the last answer and this query. Adds what is new to `blocks`."""
     dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
     contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
+    answer = latest_answer(reader, session)
+    if not any(dialect.parse_message(raw).calls for raw in answer):  # a call without its result is never rewritten
+        contents = [*contents, *answer]
     messages = tuple(dialect.parse_message(raw) for raw in contents)
     request = _request(session, contents, messages)
     cut = cut_blocks([*messages, Message("user")])  # the query is the current turn; what stands before it is history
-    ordinals = _ordinals(reader, session, cut)
+    ordinals = _ordinals(reader, session, cut, blocks)
+    for ordinal, block in zip(ordinals, cut.blocks, strict=True):
+        if ordinal not in blocks and block.messages[0] < len(contents):
+            label = block_label(dialect, [contents[i] for i in block.messages])
+            blocks[ordinal] = BlockRow(session.id, ordinal, block.kind, block.cost, (), label=label)
     graph = ContextGraph.from_rows(
         [state for _, state in reader.load_blocks(session.id)], reader.load_edges(session.id)
     )
@@ -64,15 +79,13 @@ def _dry_run(reader: Reader, session: SessionRow, settings: Settings, query: str
     )  # fmt: skip
 
 
-def _ordinals(reader: Reader, session: SessionRow, cut: Cut) -> list[int]:
-    """Block numbers as the archive gave them; the path is the session's own, so every block but the query has one."""
-    by_node = {node: block.ordinal for block, _ in reader.load_blocks(session.id) for node in block.node_ids}
+def _ordinals(reader: Reader, session: SessionRow, cut: Cut, blocks: dict[int, BlockRow]) -> list[int]:
+    """Block numbers as the archive gave them; the last answer and the query, which it has not cut yet, count on."""
+    by_node = {node: block.ordinal for block in blocks.values() for node in block.node_ids}
     path = [node for node, _, _, _ in reader.load_path(session.head_node_id)] if session.head_node_id else []
-    known = [
-        next((by_node[path[i]] for i in block.messages if i < len(path) and path[i] in by_node), -1)
-        for block in cut.blocks
-    ]
-    return known
+    fresh = itertools.count(max(blocks, default=-1) + 1)
+    known = [[by_node[path[i]] for i in b.messages if i < len(path) and path[i] in by_node] for b in cut.blocks]
+    return [ordinals[0] if ordinals else next(fresh) for ordinals in known]
 
 
 def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message, ...]) -> ParsedRequest:
@@ -98,9 +111,10 @@ def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message
     )
 
 
-def _print(reader: Reader, selection: SelectionRow) -> None:
-    blocks = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id)}
-    tokens = reader.block_tokens(selection.session_id)
+def _print(selection: SelectionRow, blocks: dict[int, BlockRow], tokens: dict[int, int]) -> None:
+    if not selection.verdicts:
+        print("no history yet: there is nothing to choose from")
+        return
     kept = [v for v in selection.verdicts if v.kept]
     print(
         f"budget {number(selection.budget)} of {number(selection.total_cost)} characters; kept {len(kept)} of "
@@ -108,23 +122,27 @@ def _print(reader: Reader, selection: SelectionRow) -> None:
         f"{number(selection.protected_cost)} of them protected"
     )
     print("signals: the request's words and the graph; attention: none (importance u is 0 where nothing was observed)")
-    header = ("", "block", "kind", "tokens", "rule", "why", "score", "z(u)", "z(words)", "explore", "rank", "what")
+    weights = json.loads(selection.parameters)
+    print(
+        f"score = z(u) + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less {weights['kappa']:g} if stale "
+        "(z: standard deviations from the blocks' mean)"
+    )
+    header = ("", "block", "kind", "tokens", "why", "rank", "score", "z(u)", "z(words)", "explore", "what")
     rows = [_line(v, blocks.get(v.ordinal), tokens) for v in selection.verdicts]
-    print(table(header, rows, right=("block", "tokens", "score", "z(u)", "z(words)", "explore", "rank")))
+    print(table(header, rows, right=("block", "tokens", "rank", "score", "z(u)", "z(words)", "explore")))
 
 
 def _line(verdict: VerdictRow, block: BlockRow | None, tokens: dict[int, int]) -> Sequence[object]:
     return (
-        "kept" if verdict.kept else "out",
+        "kept" if verdict.kept else "left out",
         verdict.ordinal,
         block.kind if block else None,
         number(tokens.get(verdict.ordinal)),
-        verdict.rule,
-        plain(verdict.detail)[:WHY_CHARS],
+        why(verdict),
+        verdict.rank,
         score(verdict.score),
         score(verdict.z_u),
         score(verdict.z_lex),
         score(verdict.exploration),
-        verdict.rank,
         plain(block.label if block else ""),
     )

@@ -1,11 +1,15 @@
-"""recap export: a session as JSONL in chat form, one message a line, exactly as the client sent them."""
+"""recap export: a session as JSONL, one message a line.
+
+In chat form for people and tools; with --raw the client's own bytes. Sealed reasoning has no chat form and stands only
+in the latter.
+"""
 
 import argparse
 import json
 import sys
 
 from graphstore.store.archive import open_reader
-from graphstore.store.report import find_session
+from graphstore.store.report import find_session, latest_answer
 from proxy.dialects import DIALECTS
 from proxy.settings import Settings
 
@@ -21,27 +25,25 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
         contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
-        last = [row for row in reader.session_exchanges(session.id) if row.head_node_id == session.head_node_id][-1:]
-        ids = [i for members in reader.answers_of([row.id for row in last]).values() for i in members]
-        answers = reader.message_contents(ids)
-    messages = [*contents, *(answers[i] for i in ids)]
+        messages = [*contents, *latest_answer(reader, session)]
     out = sys.stdout.buffer
     for raw in messages:
-        out.write(raw if arguments.raw else _chat_form(session.dialect, raw))
-        out.write(b"\n")
+        line = raw if arguments.raw else _chat_form(session.dialect, raw)
+        if line is not None:
+            out.write(line + b"\n")
     out.flush()
     return 0
 
 
-def _chat_form(dialect: str, raw: bytes) -> bytes:
-    """A message for people and for chat tools. Chat messages are already in that form and stay as they are."""
+def _chat_form(dialect: str, raw: bytes) -> bytes | None:
+    """A message for people and for chat tools, if it has that form. Chat messages stay as they are."""
     if dialect == "chat":
         return raw
     known = DIALECTS["responses"]
     message = known.parse_message(raw)
-    role = {"call": "assistant", "reasoning": "assistant", "output": "tool", "instruction": "system"}.get(
-        message.role, message.role
-    )
+    if message.role == "reasoning":
+        return None
+    role = {"call": "assistant", "output": "tool", "instruction": "system"}.get(message.role, message.role)
     form: dict[str, object] = {"role": role, "content": known.message_text(raw)}
     if message.role == "call":
         item = json.loads(raw)

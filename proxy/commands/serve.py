@@ -1,6 +1,7 @@
 """recap serve: run the proxy until Ctrl-C, which lets open streams end first. All output is the log on stderr."""
 
 import argparse
+import asyncio
 import logging
 import socket
 import sys
@@ -18,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from proxy import server
 
-    memory.return_freed_pages()
+    memory.reuse_pages()
     _configure_logging(settings.log_level)
     # The socket comes first: a second proxy on the same port must not touch the first one's archive.
     with server.bind(settings.host, settings.port) as listener:
@@ -34,7 +35,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     memory.settle()
     async with open_app(settings, conversations) as app:
         _announce(settings, listener)
-        await serve(Server(app), listener)
+        trimming = asyncio.create_task(memory.return_pages())
+        try:
+            await serve(Server(app), listener)
+        finally:
+            trimming.cancel()
     log.info("serve.stopped")
 
 
@@ -47,6 +52,6 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
 
 def _configure_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # Libraries may write headers at their debug level, and headers hold keys.
-    for name in ("aiohttp", "httpx", "httpcore", "uvicorn", "asyncio"):
+    # Libraries may write headers at their debug level, and headers hold keys; Alembic reports its own setting up.
+    for name in ("aiohttp", "alembic", "httpx", "httpcore", "uvicorn", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -4,22 +4,33 @@ import argparse
 
 from graphstore.store.archive import open_reader
 from graphstore.store.report import summaries
-from proxy.commands.text import moment, number, plain, share, table
+from proxy.commands.text import count, moment, number, plain, share, table
 from proxy.settings import Settings
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     parser = subparsers.add_parser("sessions", help="list the archived sessions, newest first")
     parser.add_argument("--all", action="store_true", help="include side requests such as titles and summaries")
-    parser.add_argument("--limit", type=int, default=30, metavar="N", help="at most this many (default 30)")
+    parser.add_argument("--limit", type=_positive, default=30, metavar="N", help="at most this many (default 30)")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        rows = [row for row in summaries(reader) if arguments.all or row.session.kind == "agent"][: arguments.limit]
-    if not rows:
+        found = summaries(reader)
+    wanted = [row for row in found if arguments.all or row.session.kind == "agent"]
+    rows = wanted[: arguments.limit]
+    if not found:
         print("no sessions yet: point an agent at the proxy (README, 'Pointing your agent at it')")
+        return 0
+    if not rows:
+        print("only side requests such as titles so far: `recap sessions --all` lists them")
         return 0
     print(
         table(
@@ -33,13 +44,15 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                     row.exchanges,
                     number(row.input_tokens),
                     share(row.cached_tokens, row.input_tokens),
-                    f"{row.blocks_left_out} blocks" if row.blocks_left_out else "-",
+                    count(row.blocks_left_out, "block") if row.blocks_left_out else "-",
                     moment(row.session.last_active_at),
-                    plain(row.session.title)[:48],
+                    plain(row.session.title),
                 )
                 for row in rows
             ],
             right=("turns", "requests", "input", "cached"),
         )
     )
+    if len(rows) < len(wanted):
+        print(f"{len(wanted) - len(rows)} more: --limit {len(wanted)}")
     return 0

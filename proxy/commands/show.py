@@ -8,8 +8,15 @@ from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
-from proxy.commands.text import duration, moment, number, plain, share, table
+from proxy.commands.text import count, duration, moment, number, plain, share, table
+from proxy.commands.words import BOUNDARIES, why
 from proxy.settings import Settings
+
+LEGEND = (
+    "messages, blocks: sent/all · tokens: as the client sent them, and as sent on (o200k) · "
+    "input, cached, output: the provider's count\n"
+    "unchanged: messages at the beginning that are the same as in the request sent before"
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -27,12 +34,19 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
-            print(f"no turn {arguments.turn}: this session has turns 0 to {session.turns}")
+            print(f"no turn {arguments.turn}: there are requests of {_turns(exchanges)}")
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
             _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
         _print_totals(wanted, tokens)
     return 0
+
+
+def _turns(exchanges: Sequence[ExchangeRow]) -> str:
+    turns = sorted({row.turn for row in exchanges})
+    if not turns:
+        return "no turn"
+    return f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
 
 
 def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow]) -> None:
@@ -46,14 +60,14 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         print(f"  PASS-THROUGH: {session.state_reason}")
     removed = sum(row.transformations for row in exchanges)
     if removed:
-        print(f"  the provider removed {removed} reasoning items whose history had changed")
+        print(f"  the provider removed {count(removed, 'reasoning item')} whose history had changed")
 
 
 def _print_turn(
     reader: Reader, turn: int, rows: list[ExchangeRow], tokens: dict[int, Tokens], *, every_block: bool
 ) -> None:
     first = rows[0]
-    print(f"\nturn {turn}  {moment(first.started_at)}  {first.boundary}: {plain(first.reason)}")
+    print(f"\nturn {turn}  {moment(first.started_at)}  {BOUNDARIES[first.boundary]}: {plain(first.reason)}")
     made = next((s for s in (selection_of(reader, row.id) for row in rows) if s is not None), None)
     if made is not None:
         _print_selection(reader, made, every_block=every_block)
@@ -70,13 +84,13 @@ def _print_turn(
                 number(row.input_tokens),
                 number(row.cached_tokens),
                 number(row.output_tokens),
-                f"{row.prefix_messages} msg",
+                number(row.prefix_messages),
                 f"{row.status or '-'} {row.ending}" + (" (original sent again)" if row.fell_back else ""),
                 duration(row.ended_at - row.started_at if row.ended_at else None),
             )
         )
-    columns = "step outcome messages blocks tokens sent input cached output prefix status took"
-    text = table(columns.split(), lines, right=("step", "tokens", "sent", "input", "cached", "output"))
+    columns = "step outcome messages blocks tokens sent input cached output unchanged status took"
+    text = table(columns.split(), lines, right=("step", "tokens", "sent", "input", "cached", "output", "unchanged"))
     print("\n".join(f"  {line}" for line in text.splitlines()))
     for row in rows:
         if row.error:
@@ -94,7 +108,8 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
     )
     if not every_block:
         if left:
-            print(f"  left out {len(left)} blocks; `recap show SESSION --turn {selection.turn}` lists them")
+            verb = "left out" if selection.applied else "would have left out"
+            print(f"  {verb} {count(len(left), 'block')}; --turn {selection.turn} lists every one")
         return
     tokens = reader.block_tokens(selection.session_id)
     labels = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id)}
@@ -104,7 +119,7 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
             v.ordinal,
             labels[v.ordinal].kind if v.ordinal in labels else None,
             number(tokens.get(v.ordinal)),
-            f"{v.rule}: {v.detail}" if v.detail else v.rule,
+            why(v),
             plain(labels[v.ordinal].label) if v.ordinal in labels else "",
         )
         for v in selection.verdicts
@@ -118,7 +133,10 @@ def _print_totals(rows: Sequence[ExchangeRow], tokens: dict[int, Tokens]) -> Non
     full = sum(tokens[row.id].full for row in rows)
     sent = sum(tokens[row.id].sent for row in rows)
     less = f" ({share(full - sent, full)} less)" if sent < full else ""
-    print(f"\n{len(rows)} requests, {number(full)} tokens as the client sent them, {number(sent)} as sent on{less}")
+    print(f"\n{LEGEND}")
+    print(
+        f"{count(len(rows), 'request')}, {number(full)} tokens as the client sent them, {number(sent)} as sent on{less}"
+    )
     reported = [row for row in rows if row.input_tokens is not None]
     if not reported:
         print("provider: no usage reported")
@@ -126,14 +144,14 @@ def _print_totals(rows: Sequence[ExchangeRow], tokens: dict[int, Tokens]) -> Non
     total = sum(row.input_tokens or 0 for row in reported)
     cached = sum(row.cached_tokens or 0 for row in reported)
     print(
-        f"provider: {number(total)} input tokens in {len(reported)} answers, "
+        f"provider: {number(total)} input tokens in {count(len(reported), 'answer')}, "
         f"{number(cached)} of them cached ({share(cached, total)})"
     )
     rewritten = [row for row in reported if row.messages_sent < row.messages_total]
     if rewritten:
         saved = sum(_saved(row, tokens[row.id]) for row in rewritten)
         print(
-            f"saved: about {number(saved)} input tokens in {len(rewritten)} rewritten requests "
+            f"saved: about {number(saved)} input tokens in {count(len(rewritten), 'rewritten request')} "
             "(the provider's count, scaled by what was left out)"
         )
 

@@ -3,11 +3,20 @@
 import time
 from collections.abc import Sequence
 
+LINE_CHARS = 158  # a line fits a terminal of 160 columns, indented by two
+LAST_CHARS_MIN = 20  # what the last column keeps when the others are wide
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> str:
-    """A plain table; columns named in `right` are right-aligned. Cells are text or None (shown as '-')."""
+    """A plain table of at most `LINE_CHARS`; columns named in `right` are right-aligned.
+
+    Cells are text or None (shown as '-'). The last column holds free text: it is what gets cut.
+    """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in (list(header), *cells)) for i in range(len(header))]
+    last = max(LAST_CHARS_MIN, LINE_CHARS - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    widths[-1] = min(widths[-1], last)
+    cells = [[*row[:-1], short(row[-1], last)] for row in cells]
 
     def line(values: Sequence[str]) -> str:
         parts = (
@@ -17,6 +26,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seq
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(list(header)), line(["─" * width for width in widths]), *(line(row) for row in cells)])
+
+
+def short(text: str, chars: int) -> str:
+    """At most `chars` characters; a cut is visible."""
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def count(amount: int, noun: str) -> str:
+    """`1 block`, `2,000 blocks`."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
 def number(value: int | None) -> str:
@@ -35,6 +54,8 @@ def moment(seconds: float | None) -> str:
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:

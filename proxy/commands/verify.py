@@ -7,6 +7,7 @@ from graphstore.blocks import Block, cut_blocks
 from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
+from proxy.commands.text import count
 from proxy.dialects import DIALECTS
 from proxy.settings import Settings
 
@@ -21,7 +22,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         findings = verify(reader, recut=_recut)
     for finding in findings:
         print(f"{finding.table} {finding.row}: {finding.problem}")
-    print(f"{settings.db}: {f'{len(findings)} findings' if findings else 'everything agrees'}")
+    print(f"{settings.db}: {count(len(findings), 'finding') if findings else 'everything agrees'}")
     return 1 if findings else 0
 
 

@@ -297,6 +297,8 @@ class ScriptedUpstream:
         finally:
             release.cancel()
             gone.cancel()
+            # A read that is still being cancelled keeps the next request of this connection from being read.
+            await asyncio.gather(release, gone, return_exceptions=True)
         if gone.done() and not gone.cancelled():
             raise _ClientGone
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes.model_script import Call, Step, parse_script
 from tests.fakes.provider_rules import PrefixCache, reject_chat, reject_responses
+from tests.fakes.raw_client import raw_client, request
 from tests.fakes.scripted_upstream import Fault, Received, ScriptedUpstream, decode_body
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
@@ -322,3 +323,16 @@ def test_usage_shows_what_the_cache_kept_until_its_clock_says_otherwise() -> Non
         assert [cached(), cached()] == [0, 1920]
         now = 1000.0
         assert cached() == 0
+
+
+async def test_a_connection_serves_on_after_a_stall() -> None:
+    """The stall watches for the client to leave; that read must be over before the next request is read."""
+    ask = request("/v1/chat/completions", json.dumps(chat("hi")).encode())
+    async with ScriptedUpstream() as upstream, raw_client(upstream.port) as client:
+        upstream.inject(Fault(stall=True))
+        await client.send(ask)
+        await asyncio.to_thread(upstream.wait_for, lambda log: len(log) == 1)
+        upstream.release()
+        first = await client.reply()
+        await client.send(ask)
+        assert (first.status, (await client.reply()).status) == (200, 200)

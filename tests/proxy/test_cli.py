@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.errors import StartError
 from proxy.server import bind
 from tests.fakes.raw_client import exchange, raw_client, request
 from tests.fakes.raw_upstream import Call, answering, raw_upstream, response
@@ -125,3 +126,16 @@ async def test_ctrl_c_lets_a_stream_end_and_a_second_one_cuts_it(cut: bool, tmp_
         assert process.returncode == 0
         assert b"serve.stopped" in said and b"Traceback" not in said
         go_on.set()
+
+
+def test_an_address_that_is_not_ours_is_not_called_a_second_recap() -> None:
+    with pytest.raises(StartError) as failed:
+        bind("192.0.2.1", 0)  # set aside for documentation: no machine has it
+    assert "--host 127.0.0.1" in str(failed.value) and "another recap" not in str(failed.value)
+    assert "while attempting" not in str(failed.value)
+
+
+async def test_the_log_of_a_first_start_is_about_the_proxy(tmp_path: Path) -> None:
+    """The archive is made by Alembic, which would report its own plugins in eight lines."""
+    async with serving(tmp_path, "http://127.0.0.1:9/v1") as (_, _, said):
+        assert "alembic" not in said and said.count("\n") == 2

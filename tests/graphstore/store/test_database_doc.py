@@ -35,10 +35,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     common = {"status": 200, "ending": "complete", "head_node_id": history.head, "chars_total": 8164}
     exchanges = (
-        exchange_row(1, started_at=START + 1, turn=1, outcome="new", boundary="none", reason="new session",
+        exchange_row(1, started_at=START + 1, turn=1, outcome="new", boundary="none", reason="no history yet",
                      blocks_total=1, chars_sent=8164, input_tokens=2500, cached_tokens=0, **common),
-        exchange_row(2, started_at=START + 61, turn=2, reason="idle for 60 s", blocks_total=3, chars_sent=8164,
-                     input_tokens=4000, cached_tokens=3900, **common),
+        exchange_row(2, started_at=START + 61, turn=2, reason="idle for 60 s, cold after 3600 s", blocks_total=3,
+                     chars_sent=8164, input_tokens=4000, cached_tokens=3900, **common),
         exchange_row(3, started_at=START + 5221, turn=3, boundary="cold", reason="idle for 5160 s", blocks_total=5,
                      blocks_left_out=2, chars_sent=2484, selection_id=1, input_tokens=900, cached_tokens=0, **common),
     )  # fmt: skip
