@@ -7,7 +7,7 @@ client's bytes go out as they came.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -31,17 +31,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ADMIT_DEADLINE_S = 10.0  # a stuck disk must not hold a request for ever; normal planning takes milliseconds
+REOPEN_INTERVAL_S = 15.0
 INLINE_BODY_BYTES = 1 << 20  # parsing a longer body would be felt by every open stream
 ANSWER_BYTES_MAX = 64 << 20  # decoded; larger answers are relayed but not archived
 
 
-def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversations | PassThrough":
+def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversations | WithoutArchive":
     """The session logic of these settings. Without a usable archive everything passes through, and health says why."""
     try:
-        archive = Archive.open(settings.db, clock=clock)
+        return _open(settings, clock)
     except ArchiveUnavailable as error:
         log.warning("archive.unavailable; requests pass through untouched: %s", error)
-        return PassThrough(settings.db, str(error))
+        return WithoutArchive(settings.db, str(error), lambda: _open(settings, clock), clock)
+
+
+def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
+    archive = Archive.open(settings.db, clock=clock)
     policy = Policy(
         mode=settings.mode,
         idle_after_s=settings.idle_after,
@@ -78,25 +83,56 @@ def parameters_of(settings: Settings) -> Parameters:
     )
 
 
-class PassThrough:
-    """`Conversations` without an archive: nothing is recorded, nothing is left out."""
+class WithoutArchive:
+    """`Conversations` whose archive cannot be used: nothing is recorded or left out until it can.
 
-    def __init__(self, database: str, problem: str) -> None:
+    It is tried again every now and then: the database may only have been locked by the proxy that ran before.
+    """
+
+    def __init__(
+        self, database: str, problem: str, reopen: "Callable[[], ArchivedConversations]", clock: Clock
+    ) -> None:
         self._database = database
         self._problem = problem
+        self._reopen = reopen
+        self._clock = clock
+        self._next_try_at = clock() + REOPEN_INTERVAL_S
+        self._trying: asyncio.Task[None] | None = None
+        self._opened: ArchivedConversations | None = None
 
     async def admit(self, arrival: Arrival) -> Plan:
-        del arrival
+        if self._opened is not None:
+            return await self._opened.admit(arrival)
+        if self._trying is None and self._clock() >= self._next_try_at:
+            self._trying = asyncio.create_task(self._try())
         return Plan(None, None)
 
+    async def _try(self) -> None:
+        try:
+            self._opened = await asyncio.to_thread(self._reopen)
+            log.info("archive.available database=%s", self._database)
+        except ArchiveUnavailable as error:
+            self._problem = str(error)
+            self._next_try_at = self._clock() + REOPEN_INTERVAL_S
+        finally:
+            self._trying = None
+
     def health(self) -> dict[str, object]:
+        if self._opened is not None:
+            return self._opened.health()
         return {"state": "unavailable", "database": self._database, "problem": self._problem}
 
     async def flush(self) -> None:
-        pass
+        if self._trying is not None:
+            await self._trying
+        if self._opened is not None:
+            await self._opened.flush()
 
     async def close(self) -> None:
-        pass
+        if self._trying is not None:
+            await self._trying
+        if self._opened is not None:
+            await self._opened.close()
 
 
 class ArchivedConversations:
@@ -186,7 +222,7 @@ class ArchivedConversations:
             except NeedsDisk:
                 return self._start(self._plan(arrival))
             self._planner.decide(draft)
-        return self._start(self._select(draft)) if draft.decision.select else self._finished(draft)
+        return self._start(self._secure(draft)) if draft.must_be_secured else self._finished(draft)
 
     async def _plan(self, arrival: Arrival) -> Plan:
         async with self._turn:
@@ -194,13 +230,13 @@ class ArchivedConversations:
             if draft.incoming is not None:
                 await asyncio.to_thread(self._planner.identify, draft, disk=True)
                 self._planner.decide(draft)
-                if draft.decision.select:
-                    await asyncio.to_thread(self._planner.select, draft)
+                if draft.must_be_secured:
+                    await asyncio.to_thread(self._planner.secure, draft)
             return self._finished(draft)
 
-    async def _select(self, draft: Draft) -> Plan:
+    async def _secure(self, draft: Draft) -> Plan:
         async with self._turn:
-            await asyncio.to_thread(self._planner.select, draft)
+            await asyncio.to_thread(self._planner.secure, draft)
             return self._finished(draft)
 
     def _finished(self, draft: Draft) -> Plan:

@@ -1,7 +1,7 @@
 """What one request becomes: identified, decided, selected anew where that is due, rewritten, ready to be recorded.
 
 A `Planner` works on values and on the sessions in memory; it awaits nothing. Two of its steps may touch the disk and
-say so: `identify` (a session that is not in memory) and `select` (a decision must be durable before it is acted on).
+say so: `identify` (a session that is not in memory) and `secure` (nothing is left out before it is on disk).
 The caller runs those in a thread, and sees to it that requests are planned one after the other.
 """
 
@@ -15,8 +15,9 @@ from graphstore.blocks import Cut
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
-from graphstore.records import ExchangeRow
+from graphstore.records import ExchangeRow, SelectionRow
 from graphstore.store.archive import Archive
+from graphstore.store.engine import ArchiveUnavailable
 from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
@@ -50,12 +51,17 @@ class Draft:
     ordinals: list[int] = field(default_factory=list)
     facts: Facts = Facts()
     decision: Decision = Decision("none", "")
+    leaves_new: bool = False  # the present selection leaves out a message that came with this request
     body: bytes | None = None  # what to send; None: the client's bytes
     left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
 
     @property
     def session(self) -> Session | None:
         return self.found.session if self.found is not None else None
+
+    @property
+    def must_be_secured(self) -> bool:
+        return self.decision.select or self.leaves_new
 
 
 class Planner:
@@ -123,12 +129,23 @@ class Planner:
                 draft.cut, draft.ordinals = draft.found.session.cut_history(parsed.messages, draft.found.known)
         elif draft.found is not None:
             draft.cut, draft.ordinals = draft.found.session.cut_history(parsed.messages, draft.found.known)
+            _show_turn(draft.found.session, draft.cut, draft.ordinals)
             draft.facts = self._facts(draft.found, draft.incoming, draft.cut, draft.ordinals)
             self._count_turn(draft.found, draft.facts, parsed)
+            draft.leaves_new = _leaves_new(draft.found, draft.cut, draft.ordinals)
         draft.decision = decide(draft.facts, self._policy)
 
-    def select(self, draft: Draft) -> None:
-        """Choose anew and make the choice durable; only then may anything be left out. Touches the disk."""
+    def secure(self, draft: Draft) -> None:
+        """Make durable what may then be left out: a new selection, or new versions of messages left out already.
+
+        Touches the disk.
+        """
+        if draft.decision.select:
+            self._select(draft)
+        else:
+            self._save(draft, None)
+
+    def _select(self, draft: Draft) -> None:
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
         choice = choose(
@@ -161,13 +178,20 @@ class Planner:
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
                 return
-        saved = self._recorder.decided(_row(draft), draft.found, incoming, draft.cut, draft.ordinals, selection)
+        self._save(draft, selection)
+
+    def _save(self, draft: Draft, selection: SelectionRow | None) -> None:
+        """Commit the whole history with `selection`, or drop the selection that the session has."""
+        assert draft.found is not None and draft.incoming is not None
+        saved = self._recorder.decided(
+            _row(draft), draft.found, draft.incoming, draft.cut, draft.ordinals, selection
+        )
         try:
             saved.result(DURABLE_DEADLINE_S)
         except Exception as error:  # disk full, locked, or simply late: the original is always right
             why = "late" if isinstance(error, FutureTimeout) else str(error)
-            log.warning("selection.not_saved session=%s why=%s", session.row.name, why)
-            self._keep_original(draft, session, f"decision not saved ({why})")
+            log.warning("selection.not_saved session=%s why=%s", draft.found.session.row.name, why)
+            self._keep_original(draft, draft.found.session, f"decision not saved ({why})")
 
     def finish(self, draft: Draft) -> ExchangeRow:
         """Render what to send, note what stands in it, and hand the request to the recorder."""
@@ -290,11 +314,27 @@ class Planner:
         draft.decision = replace(draft.decision, select=False, reason=f"{draft.decision.reason}; original sent: {why}")
 
     def _settle(self) -> None:
-        """Let the archive catch up before it is read; after the deadline it is read as it is."""
+        """Let the archive catch up before it is read; when it is late or fails, it is read as it is."""
         try:
             self._recorder.settled().result(SETTLE_DEADLINE_S)
         except FutureTimeout:
             log.warning("archive.behind after_s=%s", SETTLE_DEADLINE_S)
+        except ArchiveUnavailable as error:
+            log.warning("archive.behind why=%s", error)
+
+
+def _show_turn(session: Session, cut: Cut, ordinals: list[int]) -> None:
+    """What belongs to the current turn is sent, and stays: the client went back to it, or a late result reached it."""
+    if session.left_out:
+        session.left_out = session.left_out.difference(ordinals[cut.turn_start :])
+
+
+def _leaves_new(found: Identified, cut: Cut, ordinals: list[int]) -> bool:
+    """A block may be left out in a version that the archive lacks: pruned, amended, edited at its end."""
+    gone = found.session.left_out
+    return bool(gone) and any(
+        o in gone and block.messages[-1] >= found.known for o, block in zip(ordinals, cut.blocks, strict=True)
+    )
 
 
 def _row(draft: Draft) -> ExchangeRow:

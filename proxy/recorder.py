@@ -72,9 +72,9 @@ class Recorder:
         incoming: Incoming,
         cut: Cut,
         ordinals: Sequence[int],
-        selection: SelectionRow,
+        selection: SelectionRow | None,
     ) -> "Future[object]":
-        """Commit a decision durably, together with the whole history that it selects from.
+        """Commit a decision durably, together with the whole history that it selects from; None: the history alone.
 
         The future resolves when all of it is on disk; it raises what kept it from getting there.
         """
@@ -82,7 +82,8 @@ class Recorder:
 
         def commit() -> None:
             batch = self._batch(row, found, 0, snapshot, incoming, cut, ordinals)
-            self._writer.submit(replace(batch, selections=(selection,)), durable=True).result()
+            decisions = (selection,) if selection is not None else ()
+            self._writer.submit(replace(batch, selections=decisions), durable=True).result()
 
         return self._add(commit, hurry=True)
 

@@ -288,6 +288,8 @@ class Registry:
         continues = best is not None and best.relation in ("extension", "retry")
         if caller.compacting and best is not None:
             return Identified(best.session, "side", best.shared)
+        if best is not None and _is_another_agent(incoming, best.session.row):
+            return Identified(self._new(incoming, kind="side", parent=best.session), "side", 0)
         if parsed.tools or parsed.opaque:
             return None
         if continues and best is not None and best.session.row.tools_id is not None:
@@ -443,6 +445,21 @@ class Registry:
         session.follow(incoming.chain, list(incoming.parsed.digests))
         self._keep(session)
         return session
+
+
+def _is_another_agent(incoming: Incoming, row: SessionRow) -> bool:
+    """A client without ids that goes over a session's history under other instructions and with other tools.
+
+    Qwen Code does so after a turn to extract memories: that agent must read everything, and the session itself goes on
+    without it. One of the two alone is a new day or a switched mode.
+    """
+    return (
+        incoming.caller.client_id is None
+        and row.kind == "agent"
+        and None not in (row.tools_id, incoming.tools_id)
+        and row.tools_id != incoming.tools_id
+        and row.instructions_id != incoming.instructions_id
+    )
 
 
 def user_runs(messages: Sequence[Message]) -> int:

@@ -1,5 +1,6 @@
 """An upstream that answers every conversation request with the next answer it was given, and keeps what it received."""
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator
@@ -44,15 +45,26 @@ class RecordingUpstream:
         listener = bind("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         app = Starlette(routes=[Route("/{path:path}", self.handle, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning", log_config=None))
-        import asyncio
-
+        server = _Server(uvicorn.Config(app, lifespan="off", log_level="warning", log_config=None))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield self
         finally:
-            server.should_exit = True
+            server.should_exit = server.force_exit = True
+            server.stopped.set()
             await task
+
+
+class _Server(uvicorn.Server):
+    """Stops at once: uvicorn's own loop looks ten times a second whether it should."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopped = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopped.wait()
 
 
 async def chat_events(message: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -75,9 +87,11 @@ async def responses_events(message: dict[str, Any]) -> AsyncIterator[bytes]:
     from tests.recorded import response_items
 
     items = response_items(message)
-    usage = {"input_tokens": 1000, "output_tokens": 10, "input_tokens_details": {"cached_tokens": 128}}
-    response = {"id": "r", "status": "completed", "output": items, "usage": usage}
-    events = [{"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}}]
+    usage: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 10, "input_tokens_details": {"cached_tokens": 128}}
+    response: dict[str, Any] = {"id": "r", "status": "completed", "output": items, "usage": usage}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}}
+    ]
     events += [{"type": "response.output_item.done", "output_index": i, "item": item} for i, item in enumerate(items)]
     events += [{"type": "response.completed", "response": response}]
     for event in events:

@@ -171,6 +171,19 @@ async def test_without_a_usable_archive_everything_passes_through(tmp_path: Path
     await dialogue.close()
 
 
+async def test_an_archive_that_was_only_locked_is_opened_later(tmp_path: Path) -> None:
+    """The proxy that ran before may still be draining its streams."""
+    before = Dialogue(tmp_path)
+    dialogue = Dialogue(tmp_path, before.clock)
+    assert dialogue.conversations.health()["state"] == "unavailable"
+    await before.close()
+    await dialogue.send(FIRST[:1], headers=ID, after_s=60)
+    await dialogue.conversations.flush()
+    assert dialogue.conversations.health()["state"] == "ok"
+    await dialogue.send([*FIRST, SECOND[0]], headers=ID)
+    assert await dialogue.outcomes() == ["new"]
+
+
 async def test_a_decision_that_cannot_be_saved_is_not_taken(
     dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

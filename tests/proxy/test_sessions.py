@@ -144,6 +144,21 @@ async def test_a_side_request_over_the_whole_history_is_never_rewritten(dialogue
     assert await dialogue.outcomes() == ["new", "extension", "extension", "side", "extension"]
 
 
+async def test_another_agent_over_the_same_history_leaves_the_session_alone(dialogue: Dialogue) -> None:
+    """Qwen Code's memory extraction resends the history under its own instructions and with its own tools."""
+    history = [*turn("one", "a"), *turn("two", "b")]
+    for length in (1, 3, 5, 7):
+        await dialogue.send(history[:length], headers=QWEN)
+    memory = [*history, user("Scan the recent conversation history and update the memory.")]
+    tools = [{"type": "function", "function": {"name": "write_memory", "parameters": {}}}]
+    asked = await dialogue.send(memory, headers=QWEN, system=TITLE, tools=tools)
+    step = await dialogue.send([*memory, *read("m", "x")], headers=QWEN, system=TITLE, tools=tools)
+    after = await dialogue.send([*history, user("three")], headers=QWEN)
+    assert not (asked.rewritten or step.rewritten or after.rewritten)
+    assert (await dialogue.outcomes())[-3:] == ["side", "extension", "extension"]
+    assert (await dialogue.exchanges())[-1].boundary == "warm"
+
+
 async def test_sub_agents_have_sessions_of_their_own(dialogue: Dialogue) -> None:
     await dialogue.send([user("one")], headers=CODEX)
     child = CODEX | {"thread-id": "T", "x-codex-parent-thread-id": "S", "x-codex-window-id": "T:0"}
