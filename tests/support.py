@@ -39,7 +39,7 @@ async def running_proxy(settings: Settings, conversations: Conversations | None 
             await server.ready.wait()
             yield RunningProxy(settings.port, settings, app, server)
         finally:
-            server.should_exit = server.force_exit = True
+            server.stop()
             for left in list(server.server_state.tasks):
                 left.cancel()
             await task
@@ -49,6 +49,16 @@ class _TestServer(Server):
     def __init__(self, app: Starlette) -> None:
         super().__init__(app)
         self.ready = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = self.force_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn looks ten times a second whether it should stop; with a server for each test that adds up."""
+        await self.on_tick(0)
+        await self._stopped.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

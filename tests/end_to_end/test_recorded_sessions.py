@@ -19,6 +19,7 @@ from proxy.conversations import open_conversations
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
 from proxy.settings import Settings
+from tests.archives import lay_out_archive
 from tests.clock import VirtualClock
 from tests.fakes.recording_upstream import RecordingUpstream
 from tests.recorded import RecordedSession, Step, load_sessions, steps
@@ -45,6 +46,7 @@ async def test_a_recorded_session(
     sent: list[tuple[Step, bytes]] = []
     async with RecordingUpstream().running() as upstream:
         settings = settings_for(upstream, tmp_path)
+        lay_out_archive(Path(settings.db))
         async with (
             running_proxy(settings, open_conversations(settings, clock)) as proxy,
             httpx.AsyncClient(base_url=proxy.url, timeout=30) as client,

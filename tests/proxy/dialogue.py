@@ -16,6 +16,7 @@ from proxy.conversations import open_conversations
 from proxy.dialects.base import DialectName
 from proxy.ports import Arrival, Plan
 from proxy.settings import Settings
+from tests.archives import lay_out_archive
 from tests.clock import VirtualClock
 
 Message = dict[str, Any]
@@ -89,6 +90,7 @@ class Dialogue:
     def __post_init__(self) -> None:
         given: dict[str, Any] = {"upstream": "http://upstream.test/v1", "min_history_tokens": 0}
         self.settings = Settings(**(given | {"db": str(self.folder / "recap.db")} | self.changes))
+        lay_out_archive(Path(self.settings.db))
         self.conversations = open_conversations(self.settings, self.clock)
 
     async def send(
