@@ -4,6 +4,7 @@ Every outgoing request must be valid for a strict provider, keep its prefix betw
 message; the archive must equal the client's history byte for byte.
 """
 
+import os.path
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,26 @@ def check_archive(path: Path, dialect: DialectName, sent: list[tuple[Step, bytes
         exchanges = reader.session_exchanges(found.id)
         assert len(exchanges) == len(sent)
         assert {row.outcome for row in exchanges} == {"new", "extension"}
-        assert all(row.ending == "complete" and row.input_tokens == 1000 for row in exchanges)
+        assert all(row.ending == "complete" for row in exchanges)
+        assert {(row.input_tokens, row.cached_tokens) for row in exchanges} == {(1000, 128)}
+        assert [(row.bytes_total, row.bytes_sent) for row in exchanges] == [
+            (len(step.body), len(body)) for step, body in sent
+        ]
+        assert [row.prefix_messages for row in exchanges] == shared_messages(dialect, sent)
         assert [row.messages_sent for row in exchanges] == [
             len(messages_of(dialect, body)) - 1 - (body != step.body) for step, body in sent
         ]
         assert verify(reader, _recut) == []
+
+
+def shared_messages(dialect: DialectName, sent: list[tuple[Step, bytes]]) -> list[int]:
+    """How many of the client's messages each outgoing array shares with the one before it, instructions aside."""
+    found = []
+    before: list[bytes] = []
+    for step, body in sent:
+        now = messages_of(dialect, body)
+        common = len(os.path.commonprefix([before, now]))
+        has_notice = body != step.body
+        found.append(max(0, common - 1 - has_notice))
+        before = now
+    return found
