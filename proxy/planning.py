@@ -183,9 +183,7 @@ class Planner:
     def _save(self, draft: Draft, selection: SelectionRow | None) -> None:
         """Commit the whole history with `selection`, or drop the selection that the session has."""
         assert draft.found is not None and draft.incoming is not None
-        saved = self._recorder.decided(
-            _row(draft), draft.found, draft.incoming, draft.cut, draft.ordinals, selection
-        )
+        saved = self._recorder.decided(_row(draft), draft.found, draft.incoming, draft.cut, draft.ordinals, selection)
         try:
             saved.result(DURABLE_DEADLINE_S)
         except Exception as error:  # disk full, locked, or simply late: the original is always right

@@ -62,8 +62,17 @@ class Recorder:
         self, row: ExchangeRow, found: Identified, incoming: Incoming, cut: Cut, ordinals: Sequence[int]
     ) -> None:
         """Archive what is new in a request, with its exchange."""
-        snapshot = found.session.row  # the planner goes on while this is written
-        self._add(lambda: self._writer.submit(self._batch(row, found, found.known, snapshot, incoming, cut, ordinals)))
+        session, snapshot = found.session, found.session.row  # the planner goes on while this is written
+
+        def submit() -> None:
+            try:
+                batch = self._batch(row, found, self._known(found, cut), snapshot, incoming, cut, ordinals)
+                self._writer.submit(batch).add_done_callback(lambda done: _note_loss(session, done))
+            except Exception:
+                session.has_gap = True
+                raise
+
+        self._add(submit)
 
     def decided(
         self,
@@ -96,7 +105,12 @@ class Recorder:
     ) -> None:
         """Archive the outcome of an exchange, and the answer that `read` finds in it."""
         snapshot = session.row if session is not None else None
-        self._add(lambda: self._ended(row, snapshot, dialect, read()))
+
+        def submit() -> None:
+            known = _without_lost_parent(session, snapshot) if session is not None and snapshot is not None else None
+            self._ended(row, known, dialect, read())
+
+        self._add(submit)
 
     def settled(self) -> "Future[object]":
         """Resolves when all that was recorded before is committed."""
@@ -134,6 +148,16 @@ class Recorder:
         except Exception as error:
             log.warning("record.failed error=%r; the exchange went through", error)
             done.set_exception(error)
+
+    def _known(self, found: Identified, cut: Cut) -> int:
+        """From which message on a request is archived: from the first one if earlier rows were lost."""
+        session = found.session
+        if not session.has_gap:
+            return found.known
+        parent_id = session.row.parent_id
+        session.is_orphan = parent_id is not None and self._reader.load_session(parent_id) is None
+        session.has_gap = not cut.blocks  # a side request brings the messages, and not the blocks
+        return 0
 
     def _batch(
         self,
@@ -175,7 +199,7 @@ class Recorder:
                 NodeRow(row_id(chain[i]), chain[i], row_id(chain[i - 1]) if i else None, row_id(parsed.digests[i]), i)
                 for i in new
             ),
-            sessions=(snapshot,),
+            sessions=(_without_lost_parent(found.session, snapshot),),
             blocks=tuple(blocks),
             inherited=((snapshot.id, *graph),) if (graph := inherited_graph(self._reader, found)) else (),
             exchanges=(row,),
@@ -212,6 +236,16 @@ class Recorder:
                 answers=answers,
             )
         )
+
+
+def _note_loss(session: Session, done: "Future[None]") -> None:
+    """Later rows refer to earlier ones. A batch that is only late is told like one that is lost: no harm in twice."""
+    if done.exception() is not None:
+        session.has_gap = True
+
+
+def _without_lost_parent(session: Session, row: SessionRow) -> SessionRow:
+    return replace(row, parent_id=None, fork_depth=None) if session.is_orphan else row
 
 
 def own_graph(reader: Reader, session: Session) -> tuple[tuple[NodeState, ...], tuple[EdgeRow, ...]]:

@@ -58,12 +58,19 @@ class Session:
     window: str | None = None
     step: int = 0
     in_flight: int = 0
+    has_gap: bool = False  # the archive lost some of this history: it gets all of it with the next request
+    is_orphan: bool = False  # the archive lost the session that it branched from
     cut: Cut = Cut((), ())
     cut_length: int = 0  # messages that `cut` covers
     block_ordinals: list[int] = field(default_factory=list)  # aligned with the blocks of `cut`
 
     def follow(self, chain: list[bytes], digests: list[bytes]) -> None:
         self.chain, self.digests = chain, digests
+
+    def standing(self) -> frozenset[int]:
+        """Ordinals of the blocks in the present history, as far as they are numbered."""
+        nodes = map(row_id, self.chain)
+        return frozenset(self.ordinals[node] for node in nodes if node in self.ordinals)
 
     def cut_history(self, messages: Sequence[Message], known: int) -> tuple[Cut, list[int]]:
         """Blocks of the present history and the ordinal of each; blocks seen for the first time get the next numbers.
@@ -195,9 +202,14 @@ class Registry:
             return self._diverged(incoming, best)
         if best.session.row.kind == "side":
             best.session.row = replace(best.session.row, kind="agent")
-        if best.session.row.client_id != incoming.caller.client_id and incoming.caller.client_id is not None:
+        if self._is_foreign(best.session, incoming):
             return self._fork(incoming, best)
         return self._moved(best.session, incoming, best.relation, known=best.shared)
+
+    @staticmethod
+    def _is_foreign(session: Session, incoming: Incoming) -> bool:
+        """Clients of different ids, or with and without one, may share a history; none moves another's session."""
+        return session.row.client_id != incoming.caller.client_id
 
     # -- candidates ---------------------------------------------------------------------------------------------
 
@@ -264,6 +276,8 @@ class Registry:
             session.ordinals.update(dict.fromkeys(block.node_ids, block.ordinal))
         if row.selection_id is not None and (selection := self._source.load_selection(row.selection_id)):
             session.left_out = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
+            named = max((v.ordinal for v in selection.verdicts), default=-1)
+            session.next_ordinal = max(session.next_ordinal, named + 1)
         self._keep(session)
         return session
 
@@ -303,7 +317,7 @@ class Registry:
 
     def _compacted(self, incoming: Incoming, best: _Match | None, own: list[Session]) -> Session | None:
         """The session whose history this client replaced by a summary, if there is evidence that it did."""
-        named = own if incoming.caller.client_id is not None else []
+        named = [s for s in own if s.row.client_id == incoming.caller.client_id] if incoming.caller.client_id else []
         newest = max(named, key=lambda s: s.row.last_active_at, default=None)
         if newest is not None:
             window = incoming.caller.window
@@ -314,7 +328,7 @@ class Registry:
         texts = [incoming.text(i) for i in range(self._head_size(incoming))]
         for scope, summary, session_id in reversed(tuple(self._summaries)):
             session = self._sessions.get(session_id)
-            if session is None or scope != incoming.scope or (named and session not in named):
+            if session is None or scope != incoming.scope or self._is_foreign(session, incoming):
                 continue
             if incoming.caller.client == session.row.client and any(summary in text for text in texts):
                 return session
@@ -325,7 +339,7 @@ class Registry:
         return min(len(incoming.parsed.messages), max(SUMMARY_SEARCHED_MESSAGES, len(incoming.parsed.messages) // 2))
 
     def _diverged(self, incoming: Incoming, best: _Match) -> Identified:
-        change = self._change(incoming, best)
+        change = None if self._is_foreign(best.session, incoming) else self._change(incoming, best)
         if change is not None:
             outcome: Outcome = "client pruning" if change == "pruning" else "amendment"
             return self._moved(best.session, incoming, outcome, known=best.shared)
@@ -374,8 +388,11 @@ class Registry:
             for old, new in zip(former, session.chain, strict=False):
                 if (ordinal := session.ordinals.get(row_id(old))) is not None:
                     session.ordinals.setdefault(row_id(new), ordinal)
+        if outcome == "undo" and session.left_out:  # what the client took back is new if it ever comes again
+            session.left_out = session.left_out.intersection(session.standing())
         if outcome == "client compaction":
             session.left_out = frozenset()
+            session.row = replace(session.row, selection_id=None)
         session.window = incoming.caller.window
         self._keep(session)
         return Identified(session, outcome, known)
@@ -386,8 +403,8 @@ class Registry:
         session = self._new(incoming, kind="agent", parent=parent, fork_depth=match.shared)
         shared = [row_id(link) for link in incoming.chain[: match.shared]]
         session.ordinals = {node: parent.ordinals[node] for node in shared if node in parent.ordinals}
-        session.next_ordinal = max(session.ordinals.values(), default=-1) + 1
-        session.left_out = parent.left_out & frozenset(session.ordinals.values())
+        session.next_ordinal = parent.next_ordinal  # the selection that it shares may name any block of the parent
+        session.left_out = parent.left_out & session.standing()
         session.row = replace(
             session.row,
             last_active_at=parent.row.last_active_at,

@@ -1,0 +1,70 @@
+"""Whatever clients do, and whatever fails: no session breaks, no history is lost, no warm prefix is broken."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graphstore.store.archive import Archive
+from proxy.dialects.base import DialectName
+from tests.properties.clients import Step
+from tests.properties.world import World
+
+OPERATIONS = sorted(name.removeprefix("do_") for name in dir(World) if name.startswith("do_"))
+COMMON = ["turn", "lunch", "work", "ask", "retry", "regenerate", "disturb", "silent"]
+steps = st.tuples(st.sampled_from(OPERATIONS + COMMON), st.integers(0, 40))
+START: list[Step] = [("turn", 0), ("turn", 1), ("turn", 2), ("lunch", 0)]  # there is something to leave out
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "recap.db"
+    Archive.open(path).close()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for company or for a better time."""
+    monkeypatch.setattr("graphstore.store.writer.LINGER_S", 0.001)
+    monkeypatch.setattr("graphstore.store.writer.RETRY_PAUSES_S", (0.001,))
+    monkeypatch.setattr("proxy.recorder.COLLECT_S", 0.001)
+    monkeypatch.setattr("proxy.planning.SETTLE_DEADLINE_S", 0.05)
+
+
+def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]) -> World:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(template, folder)
+
+        async def play() -> World:
+            world = World(Path(folder), dialect, mode)
+            await world.run(program)
+            return world
+
+        return asyncio.run(play())
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    dialect=st.sampled_from(["chat", "responses"]),
+    mode=st.sampled_from(["idle", "always"]),
+    program=st.lists(steps, max_size=14),
+)
+def test_promises_hold_for_every_program(template: Path, dialect: DialectName, mode: str, program: list[Step]) -> None:
+    run(template, dialect, mode, [*START, *program])
+
+
+REGRESSIONS: dict[str, tuple[DialectName, str, list[Step]]] = {
+    "a pruned result is left out only when its placeholder is archived": ("chat", "idle", [("prune", 0)]),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_promises_hold_where_they_once_did_not(template: Path, name: str) -> None:
+    dialect, mode, program = REGRESSIONS[name]
+    run(template, dialect, mode, [*START, *program])
