@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
 SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 NOTICE_MARK = b"notice"
+AGAIN = "part of the current turn again, or taken back"  # a verdict's detail
 CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
 
 Clock = Callable[[], float]
@@ -52,6 +53,7 @@ class Draft:
     facts: Facts = Facts()
     decision: Decision = Decision("none", "")
     leaves_new: bool = False  # the present selection leaves out a message that came with this request
+    shows_again: bool = False  # ... or leaves out less than the archive says
     body: bytes | None = None  # what to send; None: the client's bytes
     left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
 
@@ -61,7 +63,7 @@ class Draft:
 
     @property
     def must_be_secured(self) -> bool:
-        return self.decision.select or self.leaves_new
+        return self.decision.select or self.leaves_new or self.shows_again
 
 
 class Planner:
@@ -133,17 +135,20 @@ class Planner:
             draft.facts = self._facts(draft.found, draft.incoming, draft.cut, draft.ordinals)
             self._count_turn(draft.found, draft.facts, parsed)
             draft.leaves_new = _leaves_new(draft.found, draft.cut, draft.ordinals)
+            session = draft.found.session
+            draft.shows_again = session.row.selection_id is not None and session.left_out != session.stored
         draft.decision = decide(draft.facts, self._policy)
 
     def secure(self, draft: Draft) -> None:
         """Make durable what may then be left out: a new selection, or new versions of messages left out already.
 
-        Touches the disk.
+        A selection that leaves out less than it did is a new one too, so that it is the same after a restart. Touches
+        the disk.
         """
         if draft.decision.select:
             self._select(draft)
         else:
-            self._save(draft, None)
+            self._save(draft, self._lessened(draft) if draft.shows_again else None)
 
     def _select(self, draft: Draft) -> None:
         assert draft.found is not None and draft.incoming is not None
@@ -173,12 +178,39 @@ class Planner:
         )
         if applied:
             session.left_out, session.row = choice.left_out, replace(session.row, selection_id=selection.id)
+            session.stored = session.left_out
             try:
                 self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
                 return
         self._save(draft, selection)
+
+    def _lessened(self, draft: Draft) -> SelectionRow | None:
+        """The session's selection without the blocks that are shown again; None, and no selection, if it is lost."""
+        assert draft.found is not None
+        session = draft.found.session
+        former = self._archive.reader.load_selection(session.row.selection_id or 0) if session.left_out else None
+        if former is None:
+            self._drop_selection(session)
+            return None
+        blocks = session.standing() if former.session_id != session.row.id else None  # a branch knows what it shares
+        selection = replace(
+            former,
+            id=next(self._selection_ids),
+            session_id=session.row.id,
+            exchange_id=draft.id,
+            turn=session.row.turns,
+            created_at=draft.at,
+            reason=f"{former.reason}; changed: {draft.found.outcome}",
+            verdicts=tuple(
+                v if v.kept or v.ordinal in session.left_out else v._replace(kept=True, rule="protected", detail=AGAIN)
+                for v in former.verdicts
+                if blocks is None or v.ordinal in blocks
+            ),
+        )
+        session.row, session.stored = replace(session.row, selection_id=selection.id), session.left_out
+        return selection
 
     def _save(self, draft: Draft, selection: SelectionRow | None) -> None:
         """Commit the whole history with `selection`, or drop the selection that the session has."""
@@ -306,9 +338,13 @@ class Planner:
         check_rewritten(parsed, body, left_out, notice)
         return body, left_out
 
-    def _keep_original(self, draft: Draft, session: Session, why: str) -> None:
+    @staticmethod
+    def _drop_selection(session: Session) -> None:
         session.left_out = frozenset()
         session.row = replace(session.row, selection_id=None)
+
+    def _keep_original(self, draft: Draft, session: Session, why: str) -> None:
+        self._drop_selection(session)
         draft.decision = replace(draft.decision, select=False, reason=f"{draft.decision.reason}; original sent: {why}")
 
     def _settle(self) -> None:

@@ -172,7 +172,8 @@ class Recorder:
         """Everything of this request from message `known` on."""
         parsed, dialect, chain = incoming.parsed, incoming.dialect, incoming.chain
         new = range(known, len(chain))
-        first = 0 if found.parent is not None else known  # a branch has blocks of its own from the start
+        # A branch has blocks of its own from the start, and an undo may have cut one of those that we have.
+        first = 0 if found.parent is not None or found.outcome == "undo" else known
         blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
         blocks = (
             BlockRow(

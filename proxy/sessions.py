@@ -54,6 +54,7 @@ class Session:
     ordinals: dict[int, int] = field(default_factory=dict)  # chain node id -> block ordinal
     next_ordinal: int = 0
     left_out: frozenset[int] = frozenset()  # ordinals that the present selection leaves out
+    stored: frozenset[int] = frozenset()  # ... and that its row in the archive says are left out: never fewer
     sent: tuple[bytes, ...] | None = None  # digests of the message array as last sent, None: not known
     window: str | None = None
     step: int = 0
@@ -275,7 +276,7 @@ class Registry:
             session.next_ordinal = max(session.next_ordinal, block.ordinal + 1)
             session.ordinals.update(dict.fromkeys(block.node_ids, block.ordinal))
         if row.selection_id is not None and (selection := self._source.load_selection(row.selection_id)):
-            session.left_out = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
+            session.left_out = session.stored = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
             named = max((v.ordinal for v in selection.verdicts), default=-1)
             session.next_ordinal = max(session.next_ordinal, named + 1)
         self._keep(session)
@@ -403,8 +404,8 @@ class Registry:
         session = self._new(incoming, kind="agent", parent=parent, fork_depth=match.shared)
         shared = [row_id(link) for link in incoming.chain[: match.shared]]
         session.ordinals = {node: parent.ordinals[node] for node in shared if node in parent.ordinals}
-        session.next_ordinal = parent.next_ordinal  # the selection that it shares may name any block of the parent
-        session.left_out = parent.left_out & session.standing()
+        session.next_ordinal = parent.next_ordinal  # until it has its own selection: that may name any block of it
+        session.left_out, session.stored = parent.left_out & session.standing(), parent.stored
         session.row = replace(
             session.row,
             last_active_at=parent.row.last_active_at,

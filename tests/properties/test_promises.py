@@ -49,11 +49,11 @@ def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]
         return asyncio.run(play())
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     dialect=st.sampled_from(["chat", "responses"]),
     mode=st.sampled_from(["idle", "always"]),
-    program=st.lists(steps, max_size=14),
+    program=st.lists(steps, max_size=12),
 )
 def test_promises_hold_for_every_program(template: Path, dialect: DialectName, mode: str, program: list[Step]) -> None:
     run(template, dialect, mode, [*START, *program])
@@ -61,6 +61,39 @@ def test_promises_hold_for_every_program(template: Path, dialect: DialectName, m
 
 REGRESSIONS: dict[str, tuple[DialectName, str, list[Step]]] = {
     "a pruned result is left out only when its placeholder is archived": ("chat", "idle", [("prune", 0)]),
+    "a compacted session stays compacted while the disk fails": ("chat", "idle", [("fail", 1), ("amend", 0)]),
+    "a client that prunes a shared history leaves the other's session alone": (
+        "chat",
+        "idle",
+        [("work", 0), ("fork", 0), ("prune", 0)],
+    ),
+    "a client without an id leaves the session of one with an id alone": (
+        "responses",
+        "idle",
+        [("fork", 4), ("turn", 0)],
+    ),
+    "an undo and its undoing": ("chat", "always", [("work", 0), ("regenerate", 5)]),
+    "a branch that compacts nothing anew sends the same after a restart": (
+        "chat",
+        "idle",
+        [("fork", 9), ("turn", 0), ("restart", 0), ("turn", 0)],
+    ),
+    "what an old call's late result brought back stays after a restart": (
+        "responses",
+        "idle",
+        [("silent", 29), ("retry", 11), ("restart", 10)],
+    ),
+    "an overflowing queue leaves no hole behind": ("responses", "idle", [("fail", 3), ("work", 3)]),
+    "a branch of a session that the archive lost stands for itself": (
+        "responses",
+        "idle",
+        [("fail", 0), ("prune", 1), ("prune", 2), ("prune", 3)],
+    ),
+    "an undo may cut a block": (
+        "responses",
+        "idle",
+        [("silent", 7), ("disturb", 1), ("fork", 3), ("undo", 0), ("work", 0), ("turn", 9), ("undo", 30)],
+    ),
 }
 
 

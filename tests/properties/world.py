@@ -54,7 +54,6 @@ class World:
     names: "count[int]" = field(default_factory=count)
     current: int = 0
     settled_after: int = 0  # the last exchange that a failing disk may have cost
-    undone: bool = False  # the proxy forgets, when it ends, which left out blocks an undo brought back
 
     def __post_init__(self) -> None:
         self.dialogue = Dialogue(
@@ -139,13 +138,12 @@ class World:
 
     async def do_undo(self, n: int) -> None:
         if self.client.history:
-            self.undone = True
             self.client.undo(n)
             await self._send()
 
     async def do_regenerate(self, n: int) -> None:
         if self.client.history:
-            before, self.undone = list(self.client.history), True
+            before = list(self.client.history)
             self.client.regenerate(n)
             await self._send()
             if n % 2:
@@ -225,8 +223,6 @@ class World:
         self.heal()
         self.file.close()
         await self.dialogue.restart()
-        if self.undone:
-            self.last.clear()
         self._open()
 
     async def do_flush(self, n: int) -> None:
@@ -377,9 +373,11 @@ class World:
                     assert self.lossy and number <= self.settled_after, f"exchange {number} was not recorded"
                     continue
                 head = rows[number].head_node_id
+                assert rows[number].messages_total == len(raws)
                 stored = reader.path_contents(head) if head is not None else []
                 assert stored == raws, f"exchange {number}"
-        assert [str(f) for f in await self.dialogue.findings()] == []
+        findings = [str(finding) for finding in await self.dialogue.findings()]
+        assert not findings, findings
 
 
 def _messages(body: bytes) -> list[bytes]:
