@@ -113,8 +113,8 @@ class Recorder:
         self._add(submit)
 
     def settled(self) -> "Future[object]":
-        """Resolves when all that was recorded before is committed."""
-        return self._add(lambda: self._writer.submit(Batch()).result(), hurry=True)
+        """Resolves when all that was recorded before is committed: durably, as the writer hurries only for that."""
+        return self._add(lambda: self._writer.submit(Batch(), durable=True).result(), hurry=True)
 
     def close(self) -> None:
         """Work through what is left, then stop."""

@@ -350,10 +350,12 @@ class Registry:
         if len(incoming.chain) <= len(match.session.chain):
             return None
         self._need_disk()
-        self._settle()
         known = match.session.digests[match.shared :]
-        contents = self._source.message_contents([row_id(digest) for digest in known])
-        if any(row_id(digest) not in contents for digest in known):
+        contents = self._contents(known)
+        if contents is None:  # the last of them may still be on their way; nobody waits unless they are
+            self._settle()
+            contents = self._contents(known)
+        if contents is None:
             return None
         dialect = incoming.dialect
         old = [
@@ -361,6 +363,11 @@ class Registry:
             for digest, raw in ((digest, contents[row_id(digest)]) for digest in known)
         ]
         return changed_in_place(old, incoming.versions(match.shared))
+
+    def _contents(self, digests: Sequence[bytes]) -> dict[int, bytes] | None:
+        """Raw bytes of all these messages by id; None unless the archive has every one."""
+        contents = self._source.message_contents([row_id(digest) for digest in digests])
+        return contents if all(row_id(digest) in contents for digest in digests) else None
 
     def _changed_elsewhere(self, incoming: Incoming) -> Identified | None:
         """A client without ids whose first messages changed (a date, a folder listing): look at its recent sessions."""

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_S = 5.0
 WAL_PAGES = 64  # checkpoint at 256 KiB: the log counts, and must not outgrow a small archive
@@ -143,7 +144,25 @@ def writer_engine(path: Path) -> Engine:
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()
 
+    @event.listens_for(engine, "connect")
+    def remember(_connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = _identity(path)
+
+    @event.listens_for(engine, "begin")
+    def require(connection: Connection) -> None:
+        """SQLite goes on writing to a file that has been deleted: what it holds could never be read again."""
+        if connection.info["file"] != _identity(path):
+            raise ArchiveUnavailable("io", f"{path.name!r} was moved or deleted", "put it back, or restart the proxy")
+
     return engine
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def reader_engine(path: Path) -> Engine:
