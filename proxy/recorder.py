@@ -87,7 +87,9 @@ class Recorder:
 
         The future resolves when all of it is on disk; it raises what kept it from getting there.
         """
-        snapshot = found.session.row  # the planner goes on while this is written
+        # The planner goes on while this is written. The blocks are those of this history, so its end goes with them.
+        head = row_id(incoming.chain[-1]) if incoming.chain else None
+        snapshot = replace(found.session.row, head_node_id=head)
 
         def commit() -> None:
             batch = self._batch(row, found, 0, snapshot, incoming, cut, ordinals)
@@ -108,7 +110,8 @@ class Recorder:
 
         def submit() -> None:
             known = _without_lost_parent(session, snapshot) if session is not None and snapshot is not None else None
-            self._ended(row, known, dialect, read())
+            # With a gap, the session must not move on to messages that the archive may have from another one alone.
+            self._ended(row, known, dialect, read(), moves=session is not None and not session.has_gap)
 
         self._add(submit)
 
@@ -151,11 +154,11 @@ class Recorder:
 
     def _known(self, found: Identified, cut: Cut) -> int:
         """From which message on a request is archived: from the first one if earlier rows were lost."""
-        session = found.session
+        session, parent_id = found.session, found.session.row.parent_id
+        if session.has_gap or (found.parent is not None and found.parent.has_gap):
+            session.is_orphan = parent_id is not None and self._reader.load_session(parent_id) is None
         if not session.has_gap:
             return found.known
-        parent_id = session.row.parent_id
-        session.is_orphan = parent_id is not None and self._reader.load_session(parent_id) is None
         session.has_gap = not cut.blocks  # a side request brings the messages, and not the blocks
         return 0
 
@@ -206,7 +209,9 @@ class Recorder:
             exchanges=(row,),
         )
 
-    def _ended(self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None) -> None:
+    def _ended(
+        self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None, *, moves: bool
+    ) -> None:
         messages: tuple[MessageRow, ...] = ()
         if answer is not None:
             usage = answer.usage
@@ -232,7 +237,7 @@ class Recorder:
         self._writer.submit(
             Batch(
                 messages=messages,
-                sessions=(session,) if session is not None else (),
+                sessions=(session,) if session is not None and moves else (),
                 exchanges=(row,),
                 answers=answers,
             )

@@ -49,7 +49,7 @@ def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]
         return asyncio.run(play())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     dialect=st.sampled_from(["chat", "responses"]),
     mode=st.sampled_from(["idle", "always"]),
@@ -89,6 +89,27 @@ REGRESSIONS: dict[str, tuple[DialectName, str, list[Step]]] = {
         "idle",
         [("fail", 0), ("prune", 1), ("prune", 2), ("prune", 3)],
     ),
+    "blocks of a decision that was not saved stand in the history that they were cut from": (
+        "responses",
+        "idle",
+        [
+            ("prune", 19),
+            ("fail", 16),
+            ("work", 40),
+            ("undo", 21),
+            ("heal", 2),
+            ("fail", 33),
+            ("edit", 20),
+            ("lunch", 13),
+        ],
+    ),
+    "a branch of a lost branch": (
+        "responses",
+        "idle",
+        [("undo", 20), ("fork", 2), ("regenerate", 0), ("work", 0), ("fail", 0), ("prune", 0)],
+    ),
+    "one request on two connections, and a rejection": ("responses", "always", [("reject", 0), ("twice", 0)]),
+    "everybody at once after a break": ("chat", "idle", [("fresh", 0), ("turn", 1), ("fork", 3), ("volley", 1)]),
     "an undo may cut a block": (
         "responses",
         "idle",

@@ -1,5 +1,6 @@
 """Runs a program of random client behaviour against the session logic, and checks every promise after every request."""
 
+import asyncio
 import json
 import sqlite3
 from collections import Counter
@@ -90,9 +91,15 @@ class World:
         with suppress(ArchiveUnavailable):
             await self.dialogue.conversations.flush()
         await self.dialogue.conversations.flush()
-        self.settled_after = max(self.sent, default=0)
         for number in range(len(self.clients)):
             self.current = number
+            self.client.ask(1)
+            await self._send()
+        await self.dialogue.conversations.flush()
+        self.settled_after = max(self.sent, default=0)  # a branch learns only now that its parent is lost
+        for number in range(len(self.clients)):
+            self.current = number
+            self.client.answer(1)
             self.client.ask(1)
             await self._send()
 
@@ -216,6 +223,25 @@ class World:
             reply, _ = self.running.pop(n % len(self.running))
             self.dialogue.finish(reply.plan, said("late"))
 
+    async def do_twice(self, n: int) -> None:
+        """The same request on two connections at the same moment."""
+        if self.client.history:
+            self.client.ask(n)
+            self.dialogue.clock.advance(LUNCH_S * (n % 2))
+            await asyncio.gather(self._send(), self._send())
+
+    async def do_volley(self, n: int) -> None:
+        """Everybody at once."""
+        self.dialogue.clock.advance(LUNCH_S * (n % 2))
+        sends = []
+        for number, client in enumerate(self.clients):
+            self.current = number
+            client.answer(n)
+            client.ask(n)
+            sends.append(asyncio.create_task(self._send()))
+            await asyncio.sleep(0)  # it has taken its client's history
+        await asyncio.gather(*sends)
+
     async def do_restart(self, n: int) -> None:
         for reply, _ in self.running:
             self.dialogue.finish(reply.plan, said("late"))
@@ -271,7 +297,7 @@ class World:
         answer: str = "ok",
         finish: bool = True,
     ) -> None:
-        client = self.client
+        who, client = self.current, self.client
         history = client.history if history is None else history
         version = client.tools if tools is None else tools
         rejection, self.rejecting = self.rejecting, 0
@@ -292,7 +318,7 @@ class World:
         raws = [own.raw(i) for i in range(len(own.messages))]
         self.sent[row.id] = raws
         self._check_outgoing(reply, own, row)
-        before, rejected = self.last.get(self.current), bool(rejection) and reply.rewritten
+        before, rejected = self.last.get(who), bool(rejection) and reply.rewritten
         now = Sent(
             body=reply.original,
             raws=raws,
@@ -303,14 +329,14 @@ class World:
             reaches_back=_reaches_back(own),
         )
         if before is not None and row.outcome != "side":
-            self._check_continuity(before, now)
+            self._check_continuity(client, before, now)
         if row.outcome != "side":
-            self.last[self.current] = now
+            self.last[who] = now
         if finish:
             status = 400 if rejection == 2 else 200
             self.dialogue.finish(reply.plan, said(answer), reject=400 if rejection else None, status=status)
         else:
-            self.running.append((reply, self.current))
+            self.running.append((reply, who))
 
     def _check_outgoing(self, reply: Reply, own: ParsedRequest, row: ExchangeRow) -> None:
         if not reply.rewritten:
@@ -339,9 +365,9 @@ class World:
             assert stored is not None, f"left out, and not in the archive: {raw[:200]!r}"
             assert unpack(*stored) == raw
 
-    def _check_continuity(self, before: Sent, now: Sent) -> None:
+    def _check_continuity(self, me: Client, before: Sent, now: Sent) -> None:
         """Between two cold boundaries what is sent extends what was sent, as long as the client extends its own."""
-        if before.rejected or self._has_other(now):
+        if before.rejected or self._has_other(me):
             return
         if now.body == before.body and not before.rejected:
             assert now.outgoing == before.outgoing, f"a retry became something else: {now.row.reason}"
@@ -350,15 +376,16 @@ class World:
             return
         if "a tool call has no result yet" in now.row.reason or now.reaches_back:
             return
+        if "pass-through" in now.row.reason and "pass-through" not in before.row.reason:
+            return
         if self.failing and "decision not saved" in now.row.reason:
             return
         assert now.outgoing[: len(before.outgoing)] == before.outgoing, (
             f"the warm prefix is broken: {now.row.outcome}, {now.row.reason}, after {before.row.reason}"
         )
 
-    def _has_other(self, now: Sent) -> bool:
+    def _has_other(self, me: Client) -> bool:
         """Another client is on the same session as far as the proxy can tell: their requests are one sequence."""
-        me = self.client
         return any(
             other is not me and (other.session_id == me.session_id or me.session_id is None) for other in self.clients
         )

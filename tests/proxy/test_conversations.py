@@ -204,6 +204,23 @@ async def test_a_decision_that_cannot_be_saved_is_not_taken(
     assert any("not saved" in row.reason for row in await dialogue.exchanges())
 
 
+async def test_an_edited_history_waits_for_nothing_that_is_on_disk(
+    dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others wait behind it: fifty edits at once once took longer than a request may."""
+    await worked(dialogue)
+    await dialogue.conversations.flush()
+
+    def settled() -> object:
+        raise AssertionError("waits for the archive")
+
+    monkeypatch.setattr(dialogue.conversations._recorder, "settled", settled)  # type: ignore[union-attr]
+    pruned = [*FIRST[:2], FIRST[2] | {"content": "[cleared]"}, FIRST[3], *SECOND, user("go on")]
+    await dialogue.send(pruned, headers=ID)
+    monkeypatch.undo()
+    assert (await dialogue.outcomes())[-1] == "client pruning"
+
+
 async def test_credentials_are_not_in_the_archive(dialogue: Dialogue) -> None:
     await worked(dialogue)
     await dialogue.send([*HISTORY, user("go on")], headers=ID | {"cookie": "canary-cookie"}, after_s=LUNCH_S)
