@@ -21,7 +21,7 @@ _DIGEST_HEAD = Struct(">Q24x")  # the first 8 of 32 bytes, big-endian
 
 def blend(importance: float, attention: float, attention_max: float, alpha: float) -> float:
     """u(v) after one observation (paper §4.2, Eq. 1); an observation whose largest attention is 0 counts as 0."""
-    return (1 - alpha) * importance + (alpha * attention / attention_max if attention_max > 0 else 0.0)
+    return (1 - alpha) * importance + (alpha * (attention / attention_max) if attention_max > 0 else 0.0)
 
 
 def lexical_cue(history: IdentifierIndex, request: frozenset[str]) -> list[float]:
