@@ -49,7 +49,7 @@ def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]
         return asyncio.run(play())
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(
     dialect=st.sampled_from(["chat", "responses"]),
     mode=st.sampled_from(["idle", "always"]),
