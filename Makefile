@@ -1,18 +1,19 @@
-# Everything sets itself up: a virtual environment in .venv, the real agents for the tests in .agents.
+# Everything sets itself up: a virtual environment in .venv, for the tests real agents in .agents and a model in .models.
 #   make serve ARGS="--upstream URL"    make test ARGS="-k chat"
 
 PYTHON ?= python3
 ARGS ?=
+ATTENTION ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 TYPED := -p tests.fakes -p tests.agents -p tests.meta
 
-.PHONY: serve test agents bench lint format types check clean
+.PHONY: serve test agents attention models bench lint format types check clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/recap serve $(ARGS)
 
-test: $(VENV)/.installed-dev agents
+test: $(VENV)/.installed-dev agents models
 	$(BIN)/pytest $(ARGS)
 
 bench: $(VENV)/.installed-dev
@@ -48,6 +49,31 @@ agents:
 	npm install --prefix .agents --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# Libraries of the local model: large. Where they cannot be had the proxy works without, and says so.
+attention: $(VENV)/.installed
+	@if [ "$(ATTENTION)" = 0 ]; then \
+	    echo "make: ATTENTION=0: no local model"; \
+	elif ! $(MAKE) --silent $(VENV)/.installed-attention; then \
+	    echo "make: torch and transformers could not be installed: attention will be off"; \
+	fi
+
+# A small model for the tests; TEST_MODELS_DIR names a folder that has it already.
+models: $(VENV)/.installed-dev attention
+	@if [ "$(ATTENTION)" != 0 ] && [ -z "$$TEST_MODELS_DIR" ] && [ -e $(VENV)/.installed-attention ]; then \
+	    $(MAKE) --silent .models/.installed || \
+	        echo "make: the small model could not be fetched: tests with real weights will be skipped"; \
+	fi
+
+.models/.installed: scripts/fetch_models.py
+	@echo "make: fetching a small model into .models"
+	$(BIN)/python scripts/fetch_models.py .models
+	@touch $@
+
+$(VENV)/.installed-attention: pyproject.toml | $(VENV)/bin/python
+	@echo "make: installing torch and transformers"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[attention]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
@@ -63,4 +89,4 @@ $(VENV)/bin/python:
 	    { rm -rf $(VENV); echo "make: $(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) .agents build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) .agents .models build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
