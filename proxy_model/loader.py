@@ -1,16 +1,28 @@
-"""The local model, ready for replays: weights, tokenizer, the template's glue, the layers to read."""
+"""The local model, ready for replays: weights, tokenizer, the template's glue, the layers to read.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+What cannot be replayed with is refused here, with a sentence that says what to do, and not in the middle of a replay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from proxy_model.config import ReplayConfig
 from proxy_model.context import ContextBlock
-from proxy_model.glue import Glue
-from proxy_model.spans import Encoded, encode
+from proxy_model.conversion import converted
+from proxy_model.errors import ModelUnavailable
+from proxy_model.glue import Glue, glue_of
+from proxy_model.layers import FULL, Choice, by_depth, chosen
+from proxy_model.spans import Encoded, TokenCache, encode
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+READABLE = frozenset({FULL, "sliding_attention"})
+INSTALL = "install them: pip install 'recap-proxy[attention]'"
+ANOTHER = "choose another model with the setting attention_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +39,201 @@ class LoadedModel:
     parameters: int  # before the cut, embedding included
     device: str  # "cpu", "cuda", "mps"
     dtype: str  # "float32", "bfloat16", "float16"
+    known: TokenCache = field(default_factory=TokenCache, repr=False, compare=False)
 
     def encode(self, blocks: Sequence[ContextBlock]) -> Encoded:
         """The context as this model reads it, within `max_tokens`."""
-        return encode(blocks, self.tokenizer, self.glue, self.max_tokens)
+        return encode(blocks, self.tokenizer, self.glue, self.max_tokens, self.known)
 
 
-def load(config: ReplayConfig) -> LoadedModel:
-    """Loads once; seconds to minutes.
+def load(config: ReplayConfig, *, whole: bool = False) -> LoadedModel:
+    """Loads once; seconds to minutes. `whole` keeps the layers above the last selected one.
 
     Raises ModelUnavailable: no torch, no weights, corrupt weights, a model whose attention cannot be read.
     """
-    raise NotImplementedError
+    torch = _libraries()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = _device(config, torch)
+    dtype = _dtype(config, device, torch)
+    source = _source(config.model)
+    tokenizer = _tokenizer(config, source)
+    network = _network(config, source, getattr(torch, dtype))
+    choice = _layers(config, network.config)
+    _check_vocabulary(config, tokenizer, network)
+    parameters = sum(weight.numel() for weight in network.parameters())
+    if not whole:
+        cut_above(network, choice.layers[-1])
+    return LoadedModel(
+        name=config.model,
+        network=_placed(config, network, device),
+        tokenizer=tokenizer,
+        glue=glue_of(tokenizer),
+        layers=choice.layers,
+        dependency_layer=choice.dependency_layer,
+        max_tokens=min(config.max_tokens, network.config.max_position_embeddings),
+        parameters=parameters,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def cut_above(network: "PreTrainedModel", layer: int) -> None:
+    """Frees the layers above `layer`: nothing that is read depends on them."""
+    network.layers = network.layers[: layer + 1]
+    network.config.num_hidden_layers = layer + 1
+
+
+def layer_kinds(config: "PreTrainedConfig") -> list[str]:
+    """What kind of attention each layer has, in the words of transformers."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return list(kinds)
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return ["sliding_attention" if windowed else FULL] * config.num_hidden_layers
+
+
+def _libraries() -> Any:
+    try:
+        import torch
+        import transformers  # noqa: F401  # either may be absent
+    except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
+        raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
+    return torch
+
+
+def _device(config: ReplayConfig, torch: Any) -> str:
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if config.device == "auto":
+        return next(name for name, present in there.items() if present)
+    if not there[config.device]:
+        raise ModelUnavailable(f"this machine has no {config.device} device", "set attention_device to auto")
+    return config.device
+
+
+def _dtype(config: ReplayConfig, device: str, torch: Any) -> str:
+    """bfloat16 where the hardware multiplies it; emulated it is about three times slower than float32."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device == "cuda":
+        fast = bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    else:
+        flags: Mapping[str, object] = torch.cpu.get_capabilities() if device == "cpu" else {}
+        fast = bool(flags.get("avx512_bf16") or flags.get("amx_bf16"))
+    return "bfloat16" if fast else "float32"
+
+
+def _source(model: str) -> str:
+    """What transformers takes: a folder that exists, or a name for the hub."""
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelUnavailable(f"there is no file {path}", "correct the setting attention_model")
+        return str(converted(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnavailable(f"{path} has no config.json", "name a model's folder or a .gguf file")
+        return str(path)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise ModelUnavailable(f"there is no folder {path}", "correct the setting attention_model")
+    return model
+
+
+def _tokenizer(config: ReplayConfig, source: str) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=config.offline)
+    except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
+        raise _unavailable(config, source, "tokenizer", exc) from exc
+    if tokenizer is None or not len(tokenizer):
+        raise ModelUnavailable(f"{config.model} has no tokenizer", ANOTHER)
+    tokenizer.model_max_length = 2**31  # else every long text is warned of; the limit is ours
+    return tokenizer
+
+
+def _network(config: ReplayConfig, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        settings = AutoConfig.from_pretrained(source, local_files_only=config.offline)
+    except Exception as exc:
+        raise _unavailable(config, source, "configuration", exc) from exc
+    _refuse_unreadable(config, settings.get_text_config(decoder=True))
+    try:
+        network, report = AutoModel.from_pretrained(
+            source, local_files_only=config.offline, dtype=dtype, output_loading_info=True
+        )
+    except Exception as exc:
+        raise _unavailable(config, source, "weights", exc) from exc
+    network = getattr(network, "language_model", network)
+    absent = report.get("missing_keys") or report.get("mismatched_keys")
+    if absent:  # transformers fills them with random numbers and goes on
+        example = sorted(map(str, absent))[0]
+        raise ModelUnavailable(f"{config.model}: {len(absent)} of its weights are missing, {example} for one", ANOTHER)
+    if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
+        raise ModelUnavailable(f"{config.model}: its weights hold values that are no numbers", _again(source))
+    if not hasattr(network, "layers") or not hasattr(network, "rotary_emb"):
+        raise ModelUnavailable(f"{config.model} has no rotary attention, which the replay needs", ANOTHER)
+    if any(hasattr(getattr(layer, "self_attn", None), "sinks") for layer in network.layers):
+        raise ModelUnavailable(
+            f"{config.model} has attention sinks of its own, which the replay does not know", ANOTHER
+        )
+    return network.eval().requires_grad_(False)
+
+
+def _refuse_unreadable(config: ReplayConfig, settings: "PreTrainedConfig") -> None:
+    """What the configuration alone gives away, before gigabytes are read."""
+    strange = set(layer_kinds(settings)) - READABLE
+    if strange:
+        raise ModelUnavailable(
+            f"{config.model} has layers that are not attention ({', '.join(sorted(strange))})", ANOTHER
+        )
+    if getattr(settings, "attn_logit_softcapping", None):
+        raise ModelUnavailable(f"{config.model} caps its attention, which the replay does not know", ANOTHER)
+
+
+def _layers(config: ReplayConfig, settings: "PreTrainedConfig") -> Choice:
+    kinds = layer_kinds(settings)
+    try:
+        return chosen(config.layers, kinds) if config.layers else by_depth(kinds)
+    except ValueError as exc:
+        raise ModelUnavailable(f"{config.model}: {exc}", "leave the layers to the depth rule, or name others") from exc
+
+
+def _check_vocabulary(config: ReplayConfig, tokenizer: "PreTrainedTokenizerBase", network: "PreTrainedModel") -> None:
+    rows = network.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        problem = f"{config.model}: the tokenizer has {len(tokenizer)} tokens and the network knows {rows}"
+        raise ModelUnavailable(problem, "they belong to different models: load it again")
+
+
+def _placed(config: ReplayConfig, network: "PreTrainedModel", device: str) -> "PreTrainedModel":
+    try:
+        return network.to(device)
+    except RuntimeError as exc:  # out of memory is one
+        problem = f"{config.model} does not fit on {device} ({_first_line(exc)})"
+        raise ModelUnavailable(problem, "free memory, choose a smaller model, or set attention_device to cpu") from exc
+
+
+def _unavailable(config: ReplayConfig, source: str, what: str, exc: Exception) -> ModelUnavailable:
+    reason = _first_line(exc)
+    if Path(source).is_dir():
+        return ModelUnavailable(f"{config.model}: its {what} cannot be read ({reason})", _again(source))
+    if config.offline:
+        return ModelUnavailable(
+            f"{config.model} is not in the local cache and offline is set",
+            "fetch it once without attention_offline, or name a folder or a .gguf file",
+        )
+    return ModelUnavailable(
+        f"{config.model}: its {what} could not be had ({reason})",
+        "check the name and the network, or name a folder or a .gguf file with attention_model",
+    )
+
+
+def _again(source: str) -> str:
+    return f"fetch the model again: {source} is damaged or incomplete"
+
+
+def _first_line(exc: BaseException) -> str:
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
