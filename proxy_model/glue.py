@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROLES: tuple[Role, ...] = get_args(Role)
+_Seen = Mapping[tuple[Role | None, Role], str]
 LINE = "\n\n"
 Render = Callable[[Sequence[Mapping[str, str]]], str]  # messages to text; raises whatever it likes
 
@@ -36,6 +37,9 @@ _AFTER: Mapping[Role, tuple[Role, ...]] = {
     "assistant": ("user",),
     "tool": ("assistant", "user"),
 }
+
+# Where a role stands in an ordinary conversation: a template that refuses it there does not know it.
+_PLACE: Mapping[Role, Role | None] = {"system": None, "tool": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def headings(start: str = "") -> Marks:
 def marks_of(render: Render) -> Marks | None:
     """None when the template cannot even render a user's words, an answer and the user's next words."""
     pairs = {(a, b): _between(render, a, b) for a in (None, *ROLES) for b in ROLES}
-    seen = {pair: text for pair, text in pairs.items() if text is not None}
+    seen = _trusted({pair: text for pair, text in pairs.items() if text is not None})
     closings = {role: _closing(render, role) for role in ROLES}
     after = {role: text for role, text in closings.items() if text is not None}
     if not {(None, "user"), ("user", "assistant"), ("assistant", "user")} <= seen.keys() or not (
@@ -88,7 +92,11 @@ def marks_of(render: Render) -> Marks | None:
     return Marks(before, {role: after.get(role, after["user"]) for role in ROLES})
 
 
-_Seen = Mapping[tuple[Role | None, Role], str]
+def _trusted(seen: _Seen) -> _Seen:
+    """Without what a template renders by accident: it checks that every other message is the user's, and no names."""
+    unknown = {role for role, place in _PLACE.items() if (place, role) not in seen}
+    inside = unknown if ("assistant", "system") in seen else unknown | {"system"}
+    return {(a, b): text for (a, b), text in seen.items() if a not in unknown and b not in (inside if a else unknown)}
 
 
 def _join(seen: _Seen, after: Mapping[Role, str], headers: Mapping[Role, str | None], a: Role | None, b: Role) -> str:
