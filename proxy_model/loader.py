@@ -96,9 +96,12 @@ def layer_kinds(config: "PreTrainedConfig") -> list[str]:
 def _libraries() -> Any:
     try:
         import torch
-        import transformers  # noqa: F401  # either may be absent
+        from huggingface_hub.utils import enable_progress_bars
+        from transformers.utils.logging import disable_progress_bar
     except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
         raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
+    disable_progress_bar()  # of reading weights, half a second
+    enable_progress_bars()  # of fetching them, minutes
     return torch
 
 
@@ -146,8 +149,9 @@ def _tokenizer(config: ReplayConfig, source: str) -> "PreTrainedTokenizerBase":
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=config.offline)
     except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
         raise _unavailable(config, source, "tokenizer", exc) from exc
-    if tokenizer is None or not len(tokenizer):
-        raise ModelUnavailable(f"{config.model} has no tokenizer", ANOTHER)
+    word = "words"  # of a folder without a vocabulary transformers makes a tokenizer that knows none
+    if word not in tokenizer.decode(tokenizer(word)["input_ids"], skip_special_tokens=True):
+        raise ModelUnavailable(f"{config.model}: its tokenizer has no vocabulary", _again(source))
     tokenizer.model_max_length = 2**31  # else every long text is warned of; the limit is ours
     return tokenizer
 
