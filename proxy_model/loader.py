@@ -96,12 +96,13 @@ def layer_kinds(config: "PreTrainedConfig") -> list[str]:
 def _libraries() -> Any:
     try:
         import torch
-        from huggingface_hub.utils import enable_progress_bars
+        from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
         from transformers.utils.logging import disable_progress_bar
     except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
         raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
-    disable_progress_bar()  # of reading weights, half a second
-    enable_progress_bars()  # of fetching them, minutes
+    if not are_progress_bars_disabled():
+        disable_progress_bar()  # of reading weights: half a second
+        enable_progress_bars()  # of fetching them: minutes
     return torch
 
 
