@@ -9,14 +9,18 @@ FAMILIES = ("qwen3", "llama", "gemma3")
 
 
 def tiny_network(family: str, layers: int = 6, seed: int = 0) -> Any:
-    """A decoder of random weights whose attention is far from even: even attention would agree with anything."""
+    """A decoder of random weights."""
     import torch
     from transformers import AutoModel
 
     from tests.proxy_model.tiny import tiny_config
 
     torch.manual_seed(seed)
-    network = AutoModel.from_config(tiny_config(family, layers)).eval().requires_grad_(False)
+    return sharpened(AutoModel.from_config(tiny_config(family, layers)).eval().requires_grad_(False))
+
+
+def sharpened(network: Any) -> Any:
+    """Random weights attend evenly to all, which too much would agree with: these attend to something."""
     for name, weight in network.named_parameters():
         if "q_norm" in name or "k_norm" in name:  # they undo what the projections are multiplied by
             weight.add_(1)
