@@ -97,9 +97,10 @@ def _libraries() -> Any:
     try:
         import torch
         from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
-        from transformers.utils.logging import disable_progress_bar
+        from transformers.utils.logging import disable_progress_bar, set_verbosity_error
     except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
         raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
+    set_verbosity_error()  # it warns of the output head that is left out, and what else it warns of is refused here
     if not are_progress_bars_disabled():
         disable_progress_bar()  # of reading weights: half a second
         enable_progress_bars()  # of fetching them: minutes
