@@ -1,12 +1,11 @@
 """Which weights this machine has. `TEST_MODELS_REQUIRED=1` turns missing ones into a failure."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.proxy_model.tiny import find_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy_model.context import ContextBlock, Part
+from proxy_model.context import ContextBlock, Part, Role
 from proxy_model.glue import ROLES, Glue, glue_of
 from proxy_model.spans import DROP_STEP_SHARE, INSTRUCTIONS_SHARE, Encoded, TokenCache, encode
 from tests.proxy_model.templates import FAMILIES
@@ -162,7 +162,7 @@ def test_the_cache_is_bounded_by_tokens() -> None:
 
 
 def block(ordinal: int | None, size: int, *, in_turn: bool = False) -> ContextBlock:
-    role = "system" if ordinal is None else "user"
+    role: Role = "system" if ordinal is None else "user"
     return ContextBlock(ordinal, (Part(role, chr(ord("a") + (ordinal or 0) % 26) * size),), in_turn=in_turn)
 
 
