@@ -4,6 +4,7 @@ Read from the source, so that a lazy import inside a function counts like any ot
 """
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ ALLOWED = {
     "migrations": {"graphstore"},
 }
 COMPOSITION_ROOT = "proxy/wiring.py"  # may also start the model's worker
+MODEL_COMMANDS = {COMPOSITION_ROOT, "proxy/commands/model.py", "proxy/commands/worker.py"}
+MODEL_VALUES = {"proxy_model.config", "proxy_model.context", "proxy_model.errors"}  # for everybody: they import nothing
 
 
 def modules(package: str) -> list[Path]:
@@ -50,9 +53,23 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_import_in_one_direction(package: str) -> None:
     for path in modules(package):
-        own = roots(path) & {*PACKAGES, "tests", "scripts"} - {package}
-        extra = {"proxy_model"} if relative(path) == COMPOSITION_ROOT else set()
+        names = set(imported(path)) - MODEL_VALUES
+        own = {name.partition(".")[0] for name in names} & {*PACKAGES, "tests", "scripts"} - {package}
+        extra = {"proxy_model"} if relative(path) in MODEL_COMMANDS else set()
         assert own <= ALLOWED[package] | extra, relative(path)
+
+
+def test_starting_the_proxy_loads_no_model_library() -> None:
+    """What loads torch is imported when it is needed: it takes seconds, and hundreds of megabytes."""
+    code = f"import sys, proxy.cli; print(sorted(set(sys.modules) & {MODEL_LIBRARIES!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_values_of_the_model_package_need_nothing() -> None:
+    for name in MODEL_VALUES:
+        path = ROOT / (name.replace(".", "/") + ".py")
+        assert roots(path) <= sys.stdlib_module_names, name
 
 
 def test_the_graph_outside_its_store_uses_the_standard_library_only() -> None:

@@ -300,6 +300,24 @@ def test_smollm2_comes_ready(smollm2: Path) -> None:
     assert model.glue.from_template
 
 
+def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
+    """Weights, tokenizer and glue belong together: with one of them wrong the next word is another."""
+    import torch
+
+    model = load(ReplayConfig(model=str(smollm2), device="cpu"), whole=True)
+    question = [
+        ContextBlock(None, (Part("system", "You answer in one sentence."),)),
+        ContextBlock(0, (Part("user", "What is the capital of France?"),)),
+        ContextBlock(None, (Part("assistant", "The capital of France is"),)),
+    ]
+    encoded = model.encode(question)
+    end = encoded.spans[-1][0][1]
+    with torch.no_grad():
+        last = model.network(input_ids=torch.tensor([encoded.ids[:end]])).last_hidden_state[0, -1]
+    scores = model.network.get_input_embeddings().weight @ last  # its output head is its embedding
+    assert model.tokenizer.decode([int(scores.argmax())]) == " Paris"
+
+
 def test_kinds_of_layers_without_a_list_of_them(qwen: Path) -> None:
     from transformers import MistralConfig
 
