@@ -108,6 +108,20 @@ BRACKETS = """\
     {%- endif -%}
 {%- endfor -%}"""
 
+# Refuses whatever is not usual: no question at all, instructions that do not come first, an unknown role.
+STRICT = """\
+{%- if not messages | selectattr('role', 'equalto', 'user') | list -%}
+    {{ raise_exception('No user query found in messages.') }}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message['role'] == 'system' and not loop.first -%}
+        {{ raise_exception('System message must be at the beginning.') }}
+    {%- elif message['role'] not in ('system', 'user', 'assistant', 'tool') -%}
+        {{ raise_exception('Unexpected message role.') }}
+    {%- endif -%}
+    {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor -%}"""
+
 FAMILIES = {
     "chatml": CHATML,
     "qwen3": QWEN3,
@@ -115,4 +129,5 @@ FAMILIES = {
     "gemma": GEMMA,
     "gemma-no-system": GEMMA_NO_SYSTEM,
     "brackets": BRACKETS,
+    "strict": STRICT,
 }

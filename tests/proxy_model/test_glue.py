@@ -91,6 +91,11 @@ def test_every_sequence_of_roles_is_defined_and_keeps_every_text(family: str) ->
             "<bos><start_of_turn>user\n0<end_of_turn>\n<start_of_turn>user\n1<end_of_turn>\n"
             "<start_of_turn>user\n2<end_of_turn>\n",
         ),
+        (
+            "strict",
+            ("system", "system", "assistant"),
+            "<|im_start|>system\n0<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
+        ),
         ("brackets", ("user", "assistant", "tool"), "<bos>[INST] 0 [/INST] 1<eos>[INST] 2 [/INST]"),
         ("gemma", ("assistant", "user"), "<bos><start_of_turn>model\n0" + GEMMA_NEXT),
         ("gemma", ("user", "system"), "<bos><start_of_turn>user\n0" + GEMMA_NEXT),
