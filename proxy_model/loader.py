@@ -144,11 +144,16 @@ def _source(model: str) -> str:
     return model
 
 
+def _access(config: ReplayConfig) -> dict[str, bool]:
+    """Code that comes with a model is never run, and nobody is asked at a terminal whether it may be."""
+    return {"local_files_only": config.offline, "trust_remote_code": False}
+
+
 def _tokenizer(config: ReplayConfig, source: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=config.offline)
+        tokenizer = AutoTokenizer.from_pretrained(source, **_access(config))
     except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
         raise _unavailable(config, source, "tokenizer", exc) from exc
     word = "words"  # of a folder without a vocabulary transformers makes a tokenizer that knows none
@@ -162,14 +167,12 @@ def _network(config: ReplayConfig, source: str, dtype: "torch.dtype") -> "PreTra
     from transformers import AutoConfig, AutoModel
 
     try:
-        settings = AutoConfig.from_pretrained(source, local_files_only=config.offline)
+        settings = AutoConfig.from_pretrained(source, **_access(config))
     except Exception as exc:
         raise _unavailable(config, source, "configuration", exc) from exc
     _refuse_unreadable(config, settings.get_text_config(decoder=True))
     try:
-        network, report = AutoModel.from_pretrained(
-            source, local_files_only=config.offline, dtype=dtype, output_loading_info=True
-        )
+        network, report = AutoModel.from_pretrained(source, dtype=dtype, output_loading_info=True, **_access(config))
     except Exception as exc:
         raise _unavailable(config, source, "weights", exc) from exc
     network = getattr(network, "language_model", network)

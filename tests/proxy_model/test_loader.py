@@ -188,6 +188,25 @@ def test_a_damaged_folder(copy: Path, problem: str, damage: Any) -> None:
     assert problem in error.problem and str(copy) in str(error)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_code_that_comes_with_a_model_is_not_run(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself transformers asks at the terminal whether it may, and waits."""
+    ran = copy / "ran"
+    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\nclass Mine: ...\n"
+    (copy / "mine.py").write_text(code)
+    classes = {"AutoConfig": "mine.Mine", "AutoModel": "mine.Mine", "AutoTokenizer": ["mine.Mine", "mine.Mine"]}
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({**settings, "auto_map": classes, "model_type": "mine"}))
+
+    def asked(*_: object) -> str:
+        raise AssertionError("asked at the terminal")
+
+    monkeypatch.setattr(builtins, "input", asked)
+    refused(ReplayConfig(model=str(copy)))
+    assert not ran.exists()
+
+
 def rewrite(folder: Path, change: Any) -> None:
     from safetensors.torch import load_file, save_file
 
