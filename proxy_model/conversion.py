@@ -38,8 +38,9 @@ def convert(path: Path, folder: Path) -> None:
             _publish(made, folder)
     except OSError as exc:
         raise ModelUnavailable(f"{path} could not be converted: {exc}", "look at the file and the free space") from exc
-    except (ValueError, KeyError, IndexError, RuntimeError, ImportError, NotImplementedError, AttributeError) as exc:
-        problem = f"{path} is no GGUF file that transformers can read: {exc}"
+    except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
+        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
+        problem = f"{path} is no GGUF file that transformers can read ({reason})"
         raise ModelUnavailable(problem, "take the model's safetensors folder or its Hugging Face name") from exc
 
 
