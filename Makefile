@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPED := -p tests.fakes -p tests.agents -p tests.meta
 
-.PHONY: serve test agents attention models bench lint format types check clean
+.PHONY: serve test agents attention models bench bench-attention lint format types check clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/recap serve $(ARGS)
@@ -19,6 +19,9 @@ test: $(VENV)/.installed-dev agents models
 bench: $(VENV)/.installed-dev
 	$(BIN)/python scripts/bench_selection.py
 	$(BIN)/python scripts/bench_proxy.py
+
+bench-attention: $(VENV)/.installed-attention
+	$(BIN)/python scripts/bench_attention.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
