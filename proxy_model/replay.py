@@ -27,9 +27,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from proxy_model.cache import ContextCache
 from proxy_model.errors import ModelUnavailable, ReplayError
+from proxy_model.memory import free_bytes, total_bytes
 from proxy_model.sampling import GROUPS, RowPlan
 
-KEPT_BYTES_MAX = 8 << 30  # keys and values of 32k tokens of Qwen3-0.6B take 3 GiB in bfloat16, 6 in float32
+KEPT_SHARE = 4  # a quarter of the memory; 32k tokens of Qwen3-0.6B take 3 GiB in bfloat16, 6 in float32
+KEPT_BYTES_MAX = 2 << 30  # where nobody says how much memory there is
 SCORES_MAX = {"cuda": 1 << 25}  # numbers of one batch of rows: 128 MiB in float32; few launches matter there
 SCORES_MAX_ELSEWHERE = 1 << 21  # 8 MiB: stays near the caches of a CPU
 NAME = "recap_rows"
@@ -66,13 +68,17 @@ class RowReader:
         dependency_layer: int,
         *,
         chunk: int,
-        kept_bytes_max: int = KEPT_BYTES_MAX,
+        kept_bytes_max: int | None = None,
     ) -> None:
+        """`kept_bytes_max`: what may stay between two reads; a share of the device's memory if not said."""
         assert dependency_layer in layers
         self._network = network
         self._layers = tuple(sorted(layers))
         self._dependency_layer = dependency_layer
         self._chunk = chunk
+        if kept_bytes_max is None:
+            total = total_bytes(network.device)
+            kept_bytes_max = KEPT_BYTES_MAX if total is None else total // KEPT_SHARE
         self._kept_bytes_max = kept_bytes_max
         self._kept: _Kept | None = None
 
@@ -104,11 +110,14 @@ class RowReader:
     def _read(self, ids: tuple[int, ...], plan: RowPlan, segments: Tensor, blocks: int, session: int) -> Rows:
         cache, keep = self._continued(ids, plan, session)
         device = self._network.device
+        had = cache.bytes
         rows = _Collector(plan, segments, blocks, self._layers, self._dependency_layer, device)
         tokens = torch.tensor(ids, device=device)[None]  # (1, N)
         with _attention(self._network), torch.no_grad():
             for start in range(keep, len(ids), self._chunk):
                 self._step(tokens, start, cache, rows)
+                if start == keep:  # all of it is asked for with the first tokens
+                    _check_room(cache.bytes - had, device)
         found = rows.result(len(ids) - keep)
         if cache.bytes <= self._kept_bytes_max:
             self._kept = _Kept(session, ids, cache)
@@ -340,6 +349,13 @@ def _check_shares(layer: int, shares: Sequence[float]) -> None:
         if not abs(share - 1) < 0.01:
             problem = f"attention at layer {layer} sums to {share:g} instead of 1"
             raise ReplayError(problem, "set attention_dtype to float32, or choose another model")
+
+
+def _check_room(wanted: int, device: torch.device) -> None:
+    """MemoryError while there is one to raise: Linux promises any memory, and kills who uses it."""
+    free = free_bytes(device)
+    if free is not None and wanted > free:
+        raise MemoryError
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def replayed(setting: Setting, tokens: int, rows: int, layers: tuple[int, ...]) 
 
 
 def continued(setting: Setting, history: int, added: int, rows: int) -> tuple[Timing, Timing]:
-    """The last turn of the longer context is what was added; before it, the same context is read without a cache."""
+    """One context, whose last turn is what was added: read cold, then on a cache of its history."""
     by = reader(made(setting), chunk=setting.chunk, cut=True)
     longer = work(history + added, rows=rows, turn=added)
     cold = timed(by, longer, setting.device)

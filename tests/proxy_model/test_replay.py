@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from proxy_model import replay  # noqa: E402  # it needs torch
+from proxy_model import memory, replay  # noqa: E402  # it needs torch
 from proxy_model.errors import ModelUnavailable, ReplayError  # noqa: E402
 from proxy_model.pooling import segments_of, sums  # noqa: E402
 from proxy_model.replay import RowReader, Rows  # noqa: E402
@@ -187,6 +188,27 @@ def test_a_cache_above_the_limit_is_not_kept() -> None:
     assert read(reader, ids, plan).computed == TOKENS
 
 
+def test_what_may_be_kept_is_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, ids, plan = tiny_network("llama"), some_ids(TOKENS), a_plan()
+    kept = []
+    for total in (None, 4 << 30, 4 << 10):
+        monkeypatch.setattr(replay, "total_bytes", lambda device, total=total: total)
+        reader = RowReader(network, LAYERS, DEPENDENCY, chunk=64)
+        read(reader, ids, plan)
+        kept.append(reader.kept_bytes > 0)
+    assert kept == [True, True, False]
+
+
+@pytest.mark.parametrize("chunk", [10, 64])
+def test_memory_for_a_context_is_taken_once(chunk: int) -> None:
+    """A copy of all keys with every chunk would cost the square of the tokens."""
+    network, plan = tiny_network("llama"), a_plan()
+    reader = RowReader(network, LAYERS, DEPENDENCY, chunk=chunk)
+    with watching(network) as watch:
+        read(reader, some_ids(TOKENS), plan)
+    assert watch.operations["aten::new_empty"] == 2 * len(network.layers)
+
+
 def test_what_is_kept_can_be_freed() -> None:
     network, ids, plan = tiny_network("llama"), some_ids(TOKENS), a_plan()
     reader = RowReader(network, LAYERS, DEPENDENCY, chunk=64)
@@ -311,6 +333,18 @@ def test_numbers_that_are_none_end_the_read_and_the_cache(value: str) -> None:
     check_equal(read(reader, ids, plan), network, ids, plan)
 
 
+def test_a_row_of_a_dependent_that_is_no_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a limit, NaN would be an edge that is not there."""
+    right = replay._rows
+
+    def rows(query: Any, key: Any, scale: float, places: Any, first: int) -> Any:
+        return right(query, key, scale, places, first).where(places[:, None] > 60, float("nan"))
+
+    monkeypatch.setattr(replay, "_rows", rows)
+    with pytest.raises(ReplayError, match="attention at layer 2 sums to nan"):
+        read(RowReader(tiny_network("llama"), LAYERS, DEPENDENCY, chunk=64), some_ids(TOKENS), a_plan())
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -344,6 +378,30 @@ def test_a_real_lack_of_memory_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert replay._is_out_of_memory(caught.value)
+
+
+def test_a_context_for_which_there_is_no_memory_ends_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux promises any memory and then kills the process, which could not say why."""
+    network, ids, plan = tiny_network("llama"), some_ids(TOKENS), a_plan()
+    seen = counted(network)
+    monkeypatch.setattr(replay, "free_bytes", lambda device: 1000)
+    with pytest.raises(ReplayError, match="out of memory on cpu with 230 tokens"):
+        read(RowReader(network, LAYERS, DEPENDENCY, chunk=20), ids, plan)
+    assert seen["layer 0"] == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [("MemTotal:  9 kB\nMemAvailable:    5 kB\n", 5 << 10), ("MemTotal: 9 kB\n", None), ("", None), (None, None)],
+)
+def test_free_memory_is_what_the_kernel_calls_available(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, free: int | None
+) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    assert memory.free_bytes(torch.device("cpu")) == free
+    assert memory.free_bytes(torch.device("meta")) is None
 
 
 def test_another_fault_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
