@@ -99,11 +99,12 @@ class ContextGraph:
         edges = [edge for edge in observation.mass if edge[2] > parameters.theta]
         attention = observation.attention
         self._admit({*attention, *map(itemgetter(0), edges), *map(itemgetter(1), edges)})
-        largest = max(attention.values(), default=0.0)
-        for ordinal, value in attention.items():
+        evidence = attention if observation.evidence is None else observation.evidence
+        largest = max(evidence.values(), default=0.0)
+        for ordinal, value in evidence.items():
             self._importance[ordinal] = blend(self._importance[ordinal], value, largest, parameters.alpha)
             self._flags[ordinal] |= _OBSERVED
-        for ordinal in replaced(attention, observation.identifiers, parameters):
+        for ordinal in {*replaced(attention, observation.identifiers, parameters), *observation.replaced}:
             self._flags[ordinal] |= _STALE
         self._strengthen(edges)
 

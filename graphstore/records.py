@@ -4,7 +4,7 @@ Integer ids are given by the caller (one process owns the archive), so that the 
 All times are seconds since the epoch, UTC, as float. Digests are 16 bytes (`identity`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Outcome = Literal[
@@ -99,6 +99,7 @@ class VerdictRow(NamedTuple):
     score: float | None = None
     z_u: float | None = None
     z_lex: float | None = None
+    z_past: float | None = None
     exploration: float | None = None
     rank: int | None = None  # 1 = highest score among the unprotected
 
@@ -178,6 +179,56 @@ class AnswerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A session that begins with what the graph of its parent knows of the blocks that both share."""
+
+    session_id: int
+    parent_id: int
+    ordinals: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """A finished turn, to be replayed when a worker finds the time. Its latest exchange says what was served."""
+
+    session_id: int
+    turn: int
+    exchange_id: int
+    queued_at: float
+
+
+JobState = Literal["queued", "claimed", "done", "failed", "folded"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A replay job as people see it. `folded`: a later turn's replay covers this one."""
+
+    id: int
+    session_id: int
+    turn: int
+    exchange_id: int
+    state: JobState
+    attempts: int
+    queued_at: float
+    claimed_at: float | None
+    ended_at: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What the replay worker last said of itself. `problem` is a sentence with a remedy, None when all is well."""
+
+    pid: int
+    state: Literal["starting", "loading", "idle", "replaying", "unavailable", "stopped"]
+    model: str
+    device: str
+    problem: str | None
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Everything one transaction writes. All inserts are idempotent; `session` and `exchange` are upserts."""
 
@@ -185,7 +236,8 @@ class Batch:
     nodes: tuple[NodeRow, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     blocks: tuple[BlockRow, ...] = ()
-    inherited: tuple[tuple[int, tuple[NodeState, ...], tuple[EdgeRow, ...]], ...] = field(default=())  # by session id
+    forks: tuple[Fork, ...] = ()
     exchanges: tuple[ExchangeRow, ...] = ()
     answers: tuple[AnswerRow, ...] = ()
     selections: tuple[SelectionRow, ...] = ()
+    replays: tuple[ReplayRequest, ...] = ()

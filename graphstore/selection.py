@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from graphstore.blocks import BlockKind
+from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
@@ -41,8 +42,9 @@ class Scores:
     """s(v) of Eq. 3 and its channels, aligned with the history. `exploration` is 0 for observed blocks."""
 
     total: list[float]
-    z_u: list[float]
+    z_u: list[float]  # 0 under a rule without importance
     z_lex: list[float]
+    z_past: list[float]  # 0 under a rule without past use
     exploration: list[float]
     stale: list[bool]
 
@@ -104,7 +106,7 @@ class Selection:
             return "left out", "did not fit" if rank[position] < last_packed else place
 
         scores = self.scores
-        channels = zip(scores.total, scores.z_u, scores.z_lex, scores.exploration, strict=True)
+        channels = zip(scores.total, scores.z_u, scores.z_lex, scores.z_past, scores.exploration, strict=True)
         return tuple(
             VerdictRow(v, v in chosen, *explain(position, v), *values, rank.get(position))
             for position, (v, values) in enumerate(zip(ordinals, channels, strict=True))
@@ -152,16 +154,19 @@ def select(
     session: str,
     turn: int,
     rest_chars: int = 0,
+    rule: Rule = "paper",
+    past: Sequence[float] = (),
 ) -> Selection:
     """Choose the blocks to send with a request (paper §4.3, Algorithm 1, Eq. 6).
 
     `words` are the identifiers of `history`, block by block, `request` those of the user's new words; `session` and
     `turn` name the exploration draw. `rest_chars` is the cost of what is sent besides the history. With the default of
-    0 the request cap bounds the history alone.
+    0 the request cap bounds the history alone. `rule` says which evidence counts, `past` is the past use of each block
+    (`evidence.past_use`; empty: nothing is known of it).
 
     Bound: every protected block is chosen and c(C) <= max(c(P), (1 + delta) B), unless the request cap intervenes.
     """
-    scores = score(history, words, request, graph, parameters, session=session, turn=turn)
+    scores = score(history, words, request, graph, parameters, session=session, turn=turn, rule=rule, past=past)
     ordinals, costs = [block.ordinal for block in history], [block.cost for block in history]
     reasons = protection(history)
     total, protected_cost = sum(costs), sum(costs[i] for i in reasons)
@@ -214,10 +219,17 @@ def score(
     *,
     session: str,
     turn: int,
+    rule: Rule = "paper",
+    past: Sequence[float] = (),
 ) -> Scores:
-    """s(v) = z(u) + lambda z(lex) + epsilon xi [never observed] - kappa [stale] (paper §4.3, Eq. 3)."""
+    """s(v) = z(u) + lambda z(lex) + epsilon xi [never observed] - kappa [stale] (paper §4.3, Eq. 3).
+
+    Rules of ours put z(past) beside z(u) or in its place (`graphstore.evidence`).
+    """
     ordinals = [block.ordinal for block in history]
-    z_u = standardised(graph.importance(ordinals))
+    nothing = [0.0] * len(ordinals)
+    z_u = standardised(graph.importance(ordinals)) if rule in OF_IMPORTANCE else nothing
+    z_past = standardised(past) if rule in OF_PAST_USE and past else nothing
     z_lex = standardised(lexical_cue(words, request))
     observed, stale = graph.observed(ordinals), graph.stale(ordinals)
     fresh = [ordinal for ordinal, seen in zip(ordinals, observed, strict=True) if not seen]
@@ -225,10 +237,10 @@ def score(
     xi = [0.0 if seen else next(draws) for seen in observed]
     lam, eps, kappa = parameters.lam, parameters.eps, parameters.kappa
     total = [
-        u + lam * lex + eps * draw - (kappa if gone else 0.0)
-        for u, lex, draw, gone in zip(z_u, z_lex, xi, stale, strict=True)
+        u + used + lam * lex + eps * draw - (kappa if gone else 0.0)
+        for u, used, lex, draw, gone in zip(z_u, z_past, z_lex, xi, stale, strict=True)
     ]
-    return Scores(total, z_u, z_lex, xi, stale)
+    return Scores(total, z_u, z_lex, z_past, xi, stale)
 
 
 def protection(history: Sequence[HistoryBlock]) -> dict[int, str]:

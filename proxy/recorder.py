@@ -19,6 +19,7 @@ from graphstore.records import (
     BlockRow,
     EdgeRow,
     ExchangeRow,
+    Fork,
     MessageRow,
     NodeRow,
     NodeState,
@@ -178,6 +179,7 @@ class Recorder:
         # A branch has blocks of its own from the start, and an undo may have cut one of those that we have.
         first = 0 if found.parent is not None or found.outcome == "undo" else known
         blobs = [blob for blob in (parsed.instructions, parsed.tools) if blob]
+        parent, orphan = found.parent, found.session.is_orphan
         blocks = (
             BlockRow(
                 session_id=snapshot.id,
@@ -205,7 +207,7 @@ class Recorder:
             ),
             sessions=(_without_lost_parent(found.session, snapshot),),
             blocks=tuple(blocks),
-            inherited=((snapshot.id, *graph),) if (graph := inherited_graph(self._reader, found)) else (),
+            forks=(Fork(snapshot.id, parent.row.id, found.shared_ordinals),) if parent and not orphan else (),
             exchanges=(row,),
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.dialects.sqlite import insert
 
+from graphstore.parameters import Parameters
 from graphstore.store import schema, tokens
 from graphstore.store.engine import (
     ArchiveUnavailable,
@@ -26,6 +27,7 @@ from graphstore.store.engine import (
     writer_engine,
 )
 from graphstore.store.reader import Reader
+from graphstore.store.replays import ReplayQueue
 from graphstore.store.writer import CountTokens, Writer
 
 if TYPE_CHECKING:
@@ -91,7 +93,20 @@ def open_reader(path: Path | str) -> Reader:
 
     Raises `ArchiveUnavailable`: absent, foreign, older or newer than this program, corrupt, not readable.
     """
+    return Reader(_checked_engine(Path(path).expanduser().absolute()))
+
+
+def open_queue(
+    path: Path | str, *, clock: Callable[[], float] = time.time, parameters: Parameters | None = None
+) -> ReplayQueue:
+    """The replay jobs of an archive that a proxy may be using at the same time. Raises as `open_reader` does."""
     path = Path(path).expanduser().absolute()
+    _checked_engine(path).dispose()
+    return ReplayQueue(path, clock=clock, parameters=parameters)
+
+
+def _checked_engine(path: Path) -> Engine:
+    """A reading engine on an archive of this program's revision. Raises `ArchiveUnavailable`."""
     if not path.is_file():
         raise ArchiveUnavailable("absent", f"there is no archive at {str(path)!r}", "start `recap serve` first")
     engine = reader_engine(path)
@@ -105,7 +120,7 @@ def open_reader(path: Path | str) -> Reader:
     except BaseException as error:
         engine.dispose()
         raise _explained(error, path) from error
-    return Reader(engine)
+    return engine
 
 
 def migrate(engine: Engine, path: Path) -> None:

@@ -23,15 +23,21 @@ from sqlalchemy import (
     select,
 )
 
+from graphstore.evidence import Rule, StoredObservation
+from graphstore.graph import ContextGraph
+from graphstore.parameters import Parameters
 from graphstore.records import (
     BlockRow,
     EdgeRow,
     ExchangeRow,
+    JobRow,
     NodeState,
     SelectionRow,
     SessionRow,
     VerdictRow,
+    WorkerStatus,
 )
+from graphstore.store import replays
 from graphstore.store.blobs import unpack
 from graphstore.store.engine import ArchiveUnavailable, explain
 from graphstore.store.schema import (
@@ -216,6 +222,49 @@ class Reader:
         with self.snapshot() as db:
             return [EdgeRow(*row) for row in db.execute(query)]
 
+    # -- attention ----------------------------------------------------------------------------------------------
+
+    def load_graph(self, session_id: int) -> tuple[list[NodeState], list[EdgeRow]]:
+        with self.snapshot() as db:
+            return replays.load_graph(db, session_id)
+
+    def derived_graph(self, session_id: int, rule: Rule, parameters: Parameters) -> ContextGraph:
+        """The graph under another rule than the stored one, from what the replays measured."""
+        with self.snapshot() as db:
+            return replays.derive_session(db, session_id, rule, parameters)
+
+    def graph_rule(self, session_id: int) -> str:
+        """The rule by which the stored importances were derived; "" when nothing has been observed."""
+        with self.snapshot() as db:
+            return db.scalar(select(sessions.c.evidence).where(sessions.c.id == session_id)) or ""
+
+    def last_observed(self, session_id: int) -> tuple[int, int] | None:
+        """Turn of the latest observation, inherited or own, and the parameters of its model."""
+        with self.snapshot() as db:
+            return replays.last_observed(db, session_id)
+
+    def load_observations(self, session_id: int) -> list[StoredObservation]:
+        """The session's own observations in order of turns."""
+        with self.snapshot() as db:
+            return replays.load_observations(db, session_id)
+
+    def load_jobs(self, session_id: int) -> list[JobRow]:
+        with self.snapshot() as db:
+            return replays.load_jobs(db, session_id)
+
+    def count_jobs(self) -> dict[str, int]:
+        """State -> number of replay jobs."""
+        with self.snapshot() as db:
+            return replays.count_jobs(db)
+
+    def last_failed_job(self) -> JobRow | None:
+        with self.snapshot() as db:
+            return replays.last_failure(db)
+
+    def worker_status(self) -> WorkerStatus | None:
+        with self.snapshot() as db:
+            return replays.load_status(db)
+
     # -- exchanges and decisions --------------------------------------------------------------------------------
 
     def session_exchanges(self, session_id: int) -> list[ExchangeRow]:
@@ -309,7 +358,7 @@ def _present_nodes(db: Connection, session_id: int) -> dict[int, tuple[int, ...]
 
 
 def _session(row: Row[Any]) -> SessionRow:
-    return SessionRow(**row._mapping)
+    return SessionRow(**{name: value for name, value in row._mapping.items() if name != "evidence"})
 
 
 def _exchange(row: Row[Any]) -> ExchangeRow:

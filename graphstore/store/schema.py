@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"  # head of migrations/versions; a database of another revision is migrated or refused
+REVISION = "0002"  # head of migrations/versions; a database of another revision is migrated or refused
 
 COUNT_MAX = 2**40  # beyond any real count, and a million of them still add up within 64 bits
 
@@ -129,6 +129,7 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("last_active_at", Double, nullable=False),
     Column("title", PlainText, nullable=False),
+    Column("evidence", Text, nullable=False, server_default=text("''")),  # the rule that u was derived by; '': none yet
     UniqueConstraint("name"),
     Index(None, "scope", "client_id"),
     Index(None, "scope", "last_active_at"),
@@ -258,7 +259,95 @@ selection_blocks = Table(
     Column("score", Double),
     Column("z_u", Double),
     Column("z_lex", Double),
+    Column("z_past", Double),
     Column("exploration", Double),
     Column("rank", Integer),
     sqlite_with_rowid=False,
+)
+
+replay_jobs = Table(
+    "replay_jobs",
+    metadata,
+    Column("id", Id, primary_key=True),  # numbered by the database: two processes add and nobody refers to it
+    _reference("session_id", "sessions.id", null=False),
+    _number("turn"),
+    _reference("exchange_id", "exchanges.id", null=False),
+    Column("state", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("queued_at", Double, nullable=False),
+    Column("claimed_at", Double),
+    Column("ended_at", Double),
+    Column("error", PlainText),
+    UniqueConstraint("session_id", "turn"),
+    Index(None, "state", "queued_at"),
+)
+
+observations = Table(
+    "observations",
+    metadata,
+    Column("id", Id, primary_key=True),
+    _reference("session_id", "sessions.id", null=False),
+    _number("turn"),
+    _number("since_turn"),
+    _reference("exchange_id", "exchanges.id", null=False),
+    Column("created_at", Double, nullable=False),
+    Column("model", PlainText, nullable=False),
+    Column("parameters", BigInteger, nullable=False),
+    Column("device", PlainText, nullable=False),
+    Column("dtype", Text, nullable=False),
+    Column("layers", Text, nullable=False),  # JSON array
+    _number("dependency_layer"),
+    _number("tokens"),
+    _number("tokens_computed"),
+    _number("rows"),
+    _number("rows_assistant"),
+    Column("unobserved", Text, nullable=False),  # JSON array of ordinals
+    Column("seconds", Double, nullable=False),
+    UniqueConstraint("session_id", "turn"),
+)
+
+observation_blocks = Table(
+    "observation_blocks",
+    metadata,
+    _key("observation_id", "observations.id"),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    _number("tokens"),
+    Column("mass", Double, nullable=False),
+    Column("density", Double, nullable=False),
+    Column("mass_assistant", Double, nullable=False),
+    Column("density_assistant", Double, nullable=False),
+    Column("by_layer", LargeBinary, nullable=False),  # float32, see `store.replays`
+    Column("replaced", Boolean, nullable=False),  # a later block of this observation replaces it: the stale rule
+    sqlite_with_rowid=False,
+)
+
+observation_edges = Table(
+    "observation_edges",
+    metadata,
+    _key("observation_id", "observations.id"),
+    Column("support", Integer, primary_key=True, autoincrement=False),
+    Column("dependent", Integer, primary_key=True, autoincrement=False),
+    Column("mass", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+inheritances = Table(
+    "inheritances",
+    metadata,
+    _key("session_id", "sessions.id"),
+    _reference("parent_id", "sessions.id", null=False),
+    Column("ordinals", Text, nullable=False),  # JSON array: the blocks that both share
+    Column("turn", Integer, nullable=False),  # the parent's observations up to this turn are inherited
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _number("pid"),
+    Column("state", Text, nullable=False),
+    Column("model", PlainText, nullable=False),
+    Column("device", PlainText, nullable=False),
+    Column("problem", PlainText),
+    Column("updated_at", Double, nullable=False),
 )

@@ -15,17 +15,26 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import cache
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, Table, bindparam, case, select
+from sqlalchemy import Connection, Dialect, Engine, Table, select
 from sqlalchemy.dialects.sqlite import Insert, insert
 
-from graphstore.records import Batch, BlockRow, EdgeRow, ExchangeRow, MessageRow, NodeState, SelectionRow, SessionRow
+from graphstore.records import (
+    AnswerRow,
+    Batch,
+    BlockRow,
+    ExchangeRow,
+    MessageRow,
+    NodeRow,
+    SelectionRow,
+    SessionRow,
+)
 from graphstore.store import schema
 from graphstore.store.blobs import pack
 from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
+from graphstore.store.replays import inherit, queue_replay
 
 log = logging.getLogger(__name__)
 
@@ -137,12 +146,6 @@ class Writer:
                 self._hurry.set()
             self._changed.notify()
         return job.done
-
-    def record_observation(
-        self, session_id: int, nodes: Sequence[NodeState], edges: Sequence[EdgeRow]
-    ) -> "Future[None]":
-        """Replace u, observed and stale of the given blocks; add edges, of known ones keep place and larger weight."""
-        return self.submit(Batch(inherited=((session_id, tuple(nodes), tuple(edges)),)))
 
     def close(self, timeout_s: float | None = 10.0) -> None:
         """Write what is queued and stop. What cannot be written is counted as lost. Safe to call twice."""
@@ -291,38 +294,22 @@ def _replace(table: Table, columns: Iterable[str] | None = None) -> Insert:
     return statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in names})
 
 
-def _raise_weight() -> Insert:
-    statement = insert(schema.edges)
-    known, new = schema.edges.c.weight, statement.excluded.weight
-    return statement.on_conflict_do_update(
-        index_elements=["session_id", "support", "dependent"], set_={"weight": case((new > known, new), else_=known)}
-    )
-
-
 _ADD_MESSAGE = _add(schema.messages)
 _ADD_NODE = _add(schema.nodes)
-_REPLACE_SESSION = _replace(schema.sessions)
+_REPLACE_SESSION = _replace(schema.sessions, [f.name for f in fields(SessionRow) if f.name != "id"])
 _REPLACE_BLOCK = _replace(schema.blocks, ("kind", "cost", "edits", "label"))
 _ADD_BLOCK_NODE = _add(schema.block_nodes)
-_RAISE_EDGE = _raise_weight()
 _REPLACE_EXCHANGE = _replace(schema.exchanges)
 _ADD_ANSWER = _add(schema.answers)
 _ADD_SELECTION = _add(schema.selections)
 _ADD_VERDICT = _add(schema.selection_blocks)
-_SET_STATE = (
-    schema.blocks.update()
-    .where(schema.blocks.c.session_id == bindparam("of_session"), schema.blocks.c.ordinal == bindparam("of_ordinal"))
-    .values(u=bindparam("u"), observed=bindparam("observed"), stale=bindparam("stale"))
-)
 
 
-def _values(row: object, table: Table) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _names(table)}
+_SELECTION = tuple(column.name for column in schema.selections.columns)
 
 
-@cache
-def _names(table: Table) -> tuple[str, ...]:
-    return tuple(column.name for column in table.columns)
+def _values(row: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +351,16 @@ class _Transaction:
 
     def write(self, batch: Batch) -> None:
         self._many(_ADD_MESSAGE, (self._message(row) for row in self._new(batch.messages)))
-        self._many(_ADD_NODE, (_values(row, schema.nodes) for row in batch.nodes))
-        self._many(_REPLACE_SESSION, (_values(row, schema.sessions) for row in _latest(batch.sessions)))
+        self._many(_ADD_NODE, (_values(row, NodeRow.__slots__) for row in batch.nodes))
+        self._many(_REPLACE_SESSION, (_values(row, SessionRow.__slots__) for row in _latest(batch.sessions)))
         self._blocks(batch.blocks)
-        for session_id, states, edges in batch.inherited:
-            self._inherit(session_id, states, edges)
-        self._many(_REPLACE_EXCHANGE, (_values(row, schema.exchanges) for row in _latest(batch.exchanges)))
-        self._many(_ADD_ANSWER, (_values(row, schema.answers) for row in batch.answers))
+        for fork in batch.forks:
+            inherit(self.connection, fork)
+        self._many(_REPLACE_EXCHANGE, (_values(row, ExchangeRow.__slots__) for row in _latest(batch.exchanges)))
+        self._many(_ADD_ANSWER, (_values(row, AnswerRow.__slots__) for row in batch.answers))
         self._selections(batch.selections)
+        for request in batch.replays:
+            queue_replay(self.connection, request)
 
     def _many(self, statement: Insert, rows: Iterable[dict[str, Any]]) -> None:
         values = list(rows)
@@ -427,34 +416,8 @@ class _Transaction:
             ),
         )
 
-    def _inherit(self, session_id: int, states: Sequence[NodeState], edges: Sequence[EdgeRow]) -> None:
-        for state in states:
-            self.connection.execute(
-                _SET_STATE,
-                {
-                    "of_session": session_id,
-                    "of_ordinal": state.ordinal,
-                    "u": state.u,
-                    "observed": state.observed,
-                    "stale": state.stale,
-                },
-            )
-        self._many(
-            _RAISE_EDGE,
-            (
-                {
-                    "session_id": session_id,
-                    "support": edge.support,
-                    "dependent": edge.dependent,
-                    "weight": edge.weight,
-                    "position": edge.position,
-                }
-                for edge in edges
-            ),
-        )
-
     def _selections(self, rows: Sequence[SelectionRow]) -> None:
-        self._many(_ADD_SELECTION, (_values(row, schema.selections) for row in rows))
+        self._many(_ADD_SELECTION, (_values(row, _SELECTION) for row in rows))
         self._many(
             _ADD_VERDICT,
             (
@@ -467,6 +430,7 @@ class _Transaction:
                     "score": verdict.score,
                     "z_u": verdict.z_u,
                     "z_lex": verdict.z_lex,
+                    "z_past": verdict.z_past,
                     "exploration": verdict.exploration,
                     "rank": verdict.rank,
                 }

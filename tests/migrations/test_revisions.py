@@ -20,7 +20,7 @@ from graphstore.store import schema
 from graphstore.store.archive import alembic_config, migrate
 from graphstore.store.engine import ensure_private, writer_engine
 
-VIEWS = {"v_sessions", "v_turns", "v_blocks", "v_selections"}
+VIEWS = {"v_sessions", "v_turns", "v_blocks", "v_selections", "v_observations"}
 
 
 def test_the_code_expects_the_newest_revision() -> None:

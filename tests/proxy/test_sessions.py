@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from graphstore.records import EdgeRow, NodeState
-from graphstore.store.archive import Archive, open_reader
+from graphstore.store.archive import open_reader
+from tests.observed import plant
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, Dialogue, Message, read, said, turn, user
 
 OPENCODE = {"user-agent": "opencode/1.18.33 ai-sdk", "x-session-id": "ses_1"}
@@ -262,10 +263,8 @@ async def test_a_branch_inherits_what_the_graph_knows_of_the_shared_part_only(di
     await dialogue.send([user("one")], headers=OPENCODE)
     await dialogue.send([*first, *second, user("three")], headers=OPENCODE)
     await dialogue.close()
-    with Archive.open(dialogue.settings.db) as archive:
-        states = [NodeState(ordinal, 0.5, True, ordinal == 4) for ordinal in range(7)]
-        edges = [EdgeRow(0, 1, 0.5, 0), EdgeRow(1, 4, 0.5, 1)]
-        archive.writer.record_observation(1, states, edges).result(10)
+    states = [NodeState(ordinal, 0.5, True, ordinal == 4) for ordinal in range(7)]
+    plant(dialogue.settings.db, 1, states, [EdgeRow(0, 1, 0.5, 0), EdgeRow(1, 4, 0.5, 1)])
     await dialogue.restart()
     await dialogue.send([*first, user("another way"), *read("c", "x")], headers=OPENCODE)
     await dialogue.close()

@@ -16,6 +16,7 @@ from proxy.cli import main
 from proxy.conversations import ArchivedConversations
 from proxy.planning import Draft, Planner
 from proxy.rewrite import GuardFailure
+from tests.observed import plant
 from tests.proxy.dialogue import LUNCH_S, Dialogue, read, said, turn, user
 
 ID = {"x-session-id": "s"}
@@ -61,8 +62,7 @@ async def test_new_scores_wait_for_the_next_boundary(dialogue: Dialogue) -> None
     assert "def unique_first" not in before.text
     await dialogue.conversations.flush()
     assert isinstance(dialogue.conversations, ArchivedConversations)
-    writer = dialogue.conversations._archive.writer
-    writer.record_observation(1, [NodeState(1, 1.0, True, False), NodeState(4, 0.0, True, True)], []).result(10)
+    plant(dialogue.settings.db, 1, [NodeState(1, 1.0, True, False), NodeState(4, 0.0, True, True)])
 
     assert (await dialogue.send(history, headers=ID)).sent == before.sent
     history += read("more.py", "text")

@@ -10,6 +10,7 @@ from graphstore.records import Batch, BlockRow, EdgeRow, NodeState
 from graphstore.store.archive import Archive, open_reader
 from graphstore.store.reader import AmbiguousSession
 from tests.graphstore.store.history import SCOPE, START, History, exchange_row, message, selection_row, session_row
+from tests.observed import plant
 
 DEADLINE_S = 30
 
@@ -110,7 +111,7 @@ def test_blocks_come_with_edits_labels_and_state(archive: Archive) -> None:
 def test_edges_come_in_the_order_of_their_first_sight(archive: Archive) -> None:
     write(archive, History().grow("a", "b", "c"))
     edges = [EdgeRow(1, 2, 0.5, 0), EdgeRow(0, 2, 0.25, 1), EdgeRow(0, 1, 0.125, 2)]
-    archive.writer.record_observation(1, [], edges[::-1]).result(DEADLINE_S)
+    plant(archive.path, 1, [], edges[::-1])
     assert archive.reader.load_edges(1) == edges
 
 

@@ -18,6 +18,7 @@ from graphstore.store.verify import verify
 from graphstore.store.writer import RETRY_PAUSES_S, QueueFull, Writer
 from tests.graphstore.store.conftest import open_archive
 from tests.graphstore.store.history import START, History, exchange_row, message, selection_row, session_row
+from tests.observed import plant
 
 DEADLINE_S = 30
 
@@ -127,9 +128,8 @@ def test_a_message_is_counted_and_compressed_once(path: Path) -> None:
 def test_sessions_and_exchanges_are_replaced_blocks_keep_what_was_observed(archive: Archive) -> None:
     history = History()
     submit = archive.writer.submit
-    submit(history.grow("one", "two"))
-    archive.writer.record_observation(1, [NodeState(1, 0.75, True, True)], [EdgeRow(0, 1, 0.5, 3)])
-    archive.writer.record_observation(1, [], [EdgeRow(0, 1, 0.25, 9)])
+    submit(history.grow("one", "two")).result(DEADLINE_S)
+    plant(archive.path, 1, [NodeState(1, 0.75, True, True)], [EdgeRow(0, 1, 0.5, 3)])
     submit(Batch(sessions=(session_row(title="renamed", head_node_id=history.head),)))
     submit(Batch(exchanges=(exchange_row(ending="complete", status=200, head_node_id=history.head),)))
     submit(Batch(blocks=(BlockRow(1, 1, "tools", 99, (history.head,), ("a.py",), "edit a.py"),))).result(DEADLINE_S)
@@ -139,13 +139,6 @@ def test_sessions_and_exchanges_are_replaced_blocks_keep_what_was_observed(archi
     block, state = reader.load_blocks(1)[1]
     assert (block.kind, block.cost, block.edits, state) == ("tools", 99, ("a.py",), NodeState(1, 0.75, True, True))
     assert reader.load_edges(1) == [EdgeRow(0, 1, 0.5, 3)]
-
-
-def test_a_larger_weight_replaces_a_smaller_and_keeps_its_place(archive: Archive) -> None:
-    archive.writer.submit(History().grow("one", "two"))
-    archive.writer.record_observation(1, [], [EdgeRow(0, 1, 0.25, 0)])
-    archive.writer.record_observation(1, [], [EdgeRow(0, 1, 0.5, 7)]).result(DEADLINE_S)
-    assert archive.reader.load_edges(1) == [EdgeRow(0, 1, 0.5, 0)]
 
 
 def test_what_no_database_stores_does_not_cost_the_row(archive: Archive) -> None:
@@ -369,14 +362,11 @@ class Model:
 
     def __init__(self) -> None:
         self.histories: dict[int, History] = {}
-        self.states: dict[int, dict[int, NodeState]] = {}
-        self.edges: dict[int, dict[tuple[int, int], EdgeRow]] = {}
 
 
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("grow"), st.integers(1, 3), st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=3)),
-        st.tuples(st.just("observe"), st.integers(1, 3), st.lists(st.integers(0, 4), min_size=1, max_size=3)),
         st.tuples(st.just("fail"), st.integers(1, 3), st.just([])),
     ),
     max_size=12,
@@ -386,7 +376,7 @@ actions = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions)
 def test_any_sequence_of_batches_and_failures_equals_the_model(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, list[str] | list[int]]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, list[str]]]
 ) -> None:
     path = tmp_path_factory.mktemp("model") / "recap.db"
     model = Model()
@@ -397,31 +387,15 @@ def test_any_sequence_of_batches_and_failures_equals_the_model(
         disk.repair()
         archive.writer.submit(Batch(), durable=True).result(DEADLINE_S)
         assert {row.id for row in archive.reader.list_sessions()} == set(model.histories)
-        for session, history in model.histories.items():
+        for history in model.histories.values():
             assert texts(archive, history.head) == history.texts
-            states = [state for _, state in archive.reader.load_blocks(session)]
-            assert states == [
-                model.states[session].get(i, NodeState(i, 0.0, False, False)) for i in range(len(history.texts))
-            ]
-            assert archive.reader.load_edges(session) == list(model.edges[session].values())
         assert archive.writer.lost == 0
         assert verify(archive.reader) == []
 
 
-def run(model: Model, writer: Writer, disk: Disk, action: str, session: int, values: list[str] | list[int]) -> None:
+def run(model: Model, writer: Writer, disk: Disk, action: str, session: int, values: list[str]) -> None:
     if action == "fail":
         disk.fail(sqlite3.SQLITE_FULL)
-    elif action == "grow":
+    else:
         history = model.histories.setdefault(session, History(session))
-        model.states.setdefault(session, {})
-        model.edges.setdefault(session, {})
-        batch = history.grow(*map(str, values), exchange=False)
-        writer.submit(batch)
-    elif session in model.histories:
-        known, size = model.edges[session], len(model.histories[session].texts)
-        states = [NodeState(int(i), int(i) / 8, True, bool(int(i) % 2)) for i in values if int(i) < size]
-        edges = [EdgeRow(0, s.ordinal, s.u, len(known) + i) for i, s in enumerate(states) if s.ordinal]
-        model.states[session] |= {state.ordinal: state for state in states}
-        for edge in edges:
-            known.setdefault((edge.support, edge.dependent), edge)
-        writer.record_observation(session, states, edges)
+        writer.submit(history.grow(*values, exchange=False))

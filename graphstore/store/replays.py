@@ -1,0 +1,456 @@
+"""Replays in the archive: jobs that wait for the worker, what replays measured, and the graph that follows from it.
+
+The worker is another process than the proxy, so this module writes beside the proxy's writer: every transaction here is
+short and begins IMMEDIATE, and SQLite makes one wait for the other. A job's observation, the graph's update and the
+job's end are one transaction: a process that dies at any point leaves all of it or nothing.
+
+A session's observations are in order of turns. A job whose turn, or a later one, was observed already is `folded`.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from graphstore.evidence import Rule, StoredObservation, derive, observation_of, restricted
+from graphstore.graph import ContextGraph
+from graphstore.parameters import Parameters
+from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
+from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
+from graphstore.scoring import replaced
+from graphstore.store.engine import OwnerLock, explain, writer_engine
+from graphstore.store.schema import (
+    blocks,
+    edges,
+    inheritances,
+    observation_blocks,
+    observation_edges,
+    observations,
+    replay_jobs,
+    sessions,
+    workers,
+)
+
+ATTEMPTS_MAX = 3  # a turn that kills the worker every time must not keep it from the others
+JOBS_MAX = 1_000  # one a session is the rule; more means that no worker has run for long
+WORKER = "attention"  # the one row of `workers`
+GROUPS: tuple[RowGroup, ...] = ("turn", "assistant")
+
+Identifiers = Mapping[int, frozenset[str]]
+
+
+# -- on a transaction of the proxy's writer ---------------------------------------------------------------------------
+
+
+def queue_replay(db: Connection, request: ReplayRequest) -> None:
+    """Add a job, or point a waiting one of the same turn at the newer exchange. Claimed and ended jobs stay."""
+    statement = upsert(replay_jobs).values(
+        session_id=request.session_id,
+        turn=request.turn,
+        exchange_id=request.exchange_id,
+        state="queued",
+        queued_at=request.queued_at,
+    )
+    newer = {"exchange_id": statement.excluded.exchange_id, "queued_at": statement.excluded.queued_at}
+    db.execute(
+        statement.on_conflict_do_update(
+            index_elements=["session_id", "turn"], set_=newer, where=replay_jobs.c.state == "queued"
+        )
+    )
+    excess = (
+        select(replay_jobs.c.id)
+        .where(replay_jobs.c.state == "queued")
+        .order_by(replay_jobs.c.queued_at.desc(), replay_jobs.c.id.desc())
+        .offset(JOBS_MAX)
+        .limit(-1)
+    )
+    db.execute(
+        update(replay_jobs)
+        .where(replay_jobs.c.id.in_(excess.scalar_subquery()))
+        .values(state="folded", ended_at=request.queued_at, error=f"more than {JOBS_MAX} turns waited")
+    )
+
+
+def inherit(db: Connection, fork: Fork) -> None:
+    """Give a new session what its parent's graph knows of the shared blocks. Once; later calls change nothing."""
+    observed = db.scalar(select(func.max(observations.c.turn)).where(observations.c.session_id == fork.parent_id))
+    added = db.execute(
+        upsert(inheritances)
+        .values(
+            session_id=fork.session_id,
+            parent_id=fork.parent_id,
+            ordinals=json.dumps(sorted(fork.ordinals)),
+            turn=observed or 0,
+        )
+        .on_conflict_do_nothing()
+    )
+    if added.rowcount == 0:
+        return
+    nodes, links = load_graph(db, fork.parent_id)
+    shared = fork.ordinals
+    rule = db.scalar(select(sessions.c.evidence).where(sessions.c.id == fork.parent_id))
+    store_nodes(db, fork.session_id, [node for node in nodes if node.observed and node.ordinal in shared])
+    store_edges(db, fork.session_id, [e for e in links if e.support in shared and e.dependent in shared])
+    db.execute(update(sessions).where(sessions.c.id == fork.session_id).values(evidence=rule or ""))
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load_graph(db: Connection, session_id: int) -> tuple[list[NodeState], list[EdgeRow]]:
+    """Nodes by ordinal and edges in stored order, as they stand in the archive."""
+    of_blocks = select(blocks.c.ordinal, blocks.c.u, blocks.c.observed, blocks.c.stale)
+    of_edges = select(edges.c.support, edges.c.dependent, edges.c.weight, edges.c.position)
+    nodes = db.execute(of_blocks.where(blocks.c.session_id == session_id).order_by(blocks.c.ordinal))
+    links = db.execute(of_edges.where(edges.c.session_id == session_id).order_by(edges.c.position))
+    return [NodeState(*row) for row in nodes], [EdgeRow(*row) for row in links]
+
+
+def load_observations(db: Connection, session_id: int, *, until_turn: int | None = None) -> list[StoredObservation]:
+    """A session's own observations in order of turns, without those that it inherits."""
+    query = select(observations).where(observations.c.session_id == session_id).order_by(observations.c.turn)
+    if until_turn is not None:
+        query = query.where(observations.c.turn <= until_turn)
+    return [_stored(db, row) for row in db.execute(query).mappings().all()]
+
+
+def derive_session(
+    db: Connection, session_id: int, rule: Rule, parameters: Parameters, *, until_turn: int | None = None
+) -> ContextGraph:
+    """The graph that a session's stored observations make under a rule, those inherited included."""
+    row = db.execute(select(inheritances).where(inheritances.c.session_id == session_id)).first()
+    start = None
+    if row is not None and row.parent_id != session_id:
+        parent = derive_session(db, row.parent_id, rule, parameters, until_turn=row.turn)
+        start = restricted(parent, frozenset(json.loads(row.ordinals)))
+    return derive(load_observations(db, session_id, until_turn=until_turn), rule, parameters, start)
+
+
+def last_observed(db: Connection, session_id: int) -> tuple[int, int] | None:
+    """Turn of the latest observation that a session has or inherits, and the parameters of its model."""
+    columns = (observations.c.turn, observations.c.parameters)
+    own = db.execute(
+        select(*columns).where(observations.c.session_id == session_id).order_by(observations.c.turn.desc()).limit(1)
+    ).first()
+    if own is not None:
+        return own.turn, own.parameters
+    link = db.execute(select(inheritances).where(inheritances.c.session_id == session_id)).first()
+    if link is None or link.parent_id == session_id:
+        return None
+    query = select(*columns).where(observations.c.session_id == link.parent_id, observations.c.turn <= link.turn)
+    row = db.execute(query.order_by(observations.c.turn.desc()).limit(1)).first()
+    return (row.turn, row.parameters) if row is not None else last_observed(db, link.parent_id)
+
+
+def load_jobs(db: Connection, session_id: int) -> list[JobRow]:
+    query = select(replay_jobs).where(replay_jobs.c.session_id == session_id).order_by(replay_jobs.c.turn)
+    return [JobRow(**row) for row in db.execute(query).mappings()]
+
+
+def count_jobs(db: Connection) -> dict[str, int]:
+    """State -> number of jobs."""
+    query = select(replay_jobs.c.state, func.count()).group_by(replay_jobs.c.state)
+    return {str(row.state): int(row[1]) for row in db.execute(query)}
+
+
+def last_failure(db: Connection) -> JobRow | None:
+    query = select(replay_jobs).where(replay_jobs.c.state == "failed").order_by(replay_jobs.c.ended_at.desc()).limit(1)
+    row = db.execute(query).mappings().first()
+    return None if row is None else JobRow(**row)
+
+
+def load_status(db: Connection) -> WorkerStatus | None:
+    row = db.execute(select(workers).where(workers.c.name == WORKER)).mappings().first()
+    return None if row is None else WorkerStatus(**{name: value for name, value in row.items() if name != "name"})
+
+
+# -- the worker's side ------------------------------------------------------------------------------------------------
+
+
+class ReplayQueue:
+    """The jobs of one archive, for the one worker that it may have. Raises `ArchiveUnavailable` when the file fails."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float], parameters: Parameters | None = None) -> None:
+        """Take the worker's lock; `ArchiveUnavailable` ("in use") when another worker has it.
+
+        The archive must exist and be of this program's revision (`archive.open_queue` sees to it).
+        """
+        self._clock = clock
+        self._parameters = parameters or Parameters()
+        self._lock = OwnerLock(path.with_name(f"{path.name}.worker"))
+        self._engine: Engine = writer_engine(path)
+
+    def close(self) -> None:
+        self._engine.dispose()
+        self._lock.release()
+
+    def __enter__(self) -> "ReplayQueue":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, request: ReplayRequest) -> None:
+        """Queue a turn by hand; the proxy's writer does so by itself."""
+        with self._transaction() as db:
+            queue_replay(db, request)
+
+    def recover(self) -> int:
+        """Queue again what a worker that died had claimed; what killed it too often has failed. Returns how many."""
+        with self._transaction() as db:
+            claimed = db.execute(select(replay_jobs).where(replay_jobs.c.state == "claimed")).mappings().all()
+            for row in claimed:
+                self._retry(db, row["id"], row["attempts"], "the worker ended while it replayed this turn")
+            return len(claimed)
+
+    def claim(self) -> ReplayJob | None:
+        """The newest turn of the session that was queued last; that session's older turns are folded into it."""
+        with self._transaction() as db:
+            while True:
+                queued = replay_jobs.c.state == "queued"
+                order = (replay_jobs.c.queued_at.desc(), replay_jobs.c.id.desc())
+                newest = db.execute(select(replay_jobs.c.session_id).where(queued).order_by(*order).limit(1)).first()
+                if newest is None:
+                    return None
+                waiting = db.execute(
+                    select(replay_jobs.c.id, replay_jobs.c.turn, replay_jobs.c.exchange_id, replay_jobs.c.attempts)
+                    .where(queued, replay_jobs.c.session_id == newest.session_id)
+                    .order_by(replay_jobs.c.turn)
+                ).all()
+                observed = last_observed(db, newest.session_id)
+                covered = observed[0] if observed is not None else 0
+                last = waiting[-1]
+                takes = last.turn > covered
+                self._end(db, [row.id for row in (waiting[:-1] if takes else waiting)], "folded")
+                if not takes:
+                    continue
+                job = ReplayJob(last.id, newest.session_id, last.turn, last.exchange_id, covered + 1, last.attempts + 1)
+                db.execute(
+                    update(replay_jobs)
+                    .where(replay_jobs.c.id == job.id)
+                    .values(state="claimed", attempts=job.attempts, claimed_at=self._clock(), error=None)
+                )
+                return job
+
+    def finish(self, job: ReplayJob, replay: Replay, identifiers: Identifiers, rule: Rule) -> bool:
+        """Store what a replay measured, update the graph by it, and end its job: all or nothing.
+
+        `identifiers` are the leading identifiers of the observed blocks, for the stale rule. False, with nothing
+        stored, when this turn has been observed or the job is no longer claimed. Raises ValueError for numbers that
+        no replay can measure.
+        """
+        density = {block.ordinal: block.density for block in replay.blocks}
+        stale = frozenset(replaced(density, identifiers, self._parameters))
+        observation = observation_of(replay, rule, stale)
+        observation.check()
+        with self._transaction() as db:
+            state = db.scalar(select(replay_jobs.c.state).where(replay_jobs.c.id == job.id))
+            observed = last_observed(db, job.session_id)
+            if state != "claimed" or (observed is not None and observed[0] >= job.turn):
+                return False
+            derived_by = db.scalar(select(sessions.c.evidence).where(sessions.c.id == job.session_id))
+            if derived_by in ("", rule):
+                graph = ContextGraph.from_rows(*load_graph(db, job.session_id))
+            else:
+                graph = derive_session(db, job.session_id, rule, self._parameters)
+            graph.update(observation, self._parameters)
+            self._add(db, job, replay, stale)
+            self._write(db, job.session_id, graph, rule)
+            self._end(db, [job.id], "done")
+            return True
+
+    def fail(self, job: ReplayJob, error: str, *, again: bool) -> None:
+        """End a job with its reason, or queue it again while it has attempts left."""
+        with self._transaction() as db:
+            self._retry(db, job.id, job.attempts if again else ATTEMPTS_MAX, error)
+
+    def release(self, job: ReplayJob) -> None:
+        """Put a claimed job back as if it had never been claimed: the worker stops, or cannot replay at all."""
+        with self._transaction() as db:
+            db.execute(
+                update(replay_jobs)
+                .where(replay_jobs.c.id == job.id, replay_jobs.c.state == "claimed")
+                .values(state="queued", attempts=job.attempts - 1)
+            )
+
+    def rebuild(self, session_id: int, rule: Rule) -> bool:
+        """Derive u, edges and stale marks anew from what is stored. False when nothing has been observed."""
+        with self._transaction() as db:
+            if last_observed(db, session_id) is None:
+                return False
+            self._write(db, session_id, derive_session(db, session_id, rule, self._parameters), rule)
+            return True
+
+    def set_status(self, status: WorkerStatus) -> None:
+        row = {"name": WORKER} | {name: getattr(status, name) for name in WorkerStatus.__slots__}
+        statement = upsert(workers).values(row)
+        with self._transaction() as db:
+            db.execute(statement.on_conflict_do_update(index_elements=["name"], set_=row))
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except Exception as error:
+            if (trouble := explain(error)) is None or trouble is error:
+                raise
+            raise trouble from error
+
+    def _end(self, db: Connection, ids: list[int], state: str, error: str | None = None) -> None:
+        values = {"state": state, "ended_at": self._clock(), "error": error}
+        db.execute(update(replay_jobs).where(replay_jobs.c.id.in_(ids)).values(values))
+
+    def _retry(self, db: Connection, id: int, attempts: int, error: str) -> None:
+        if attempts >= ATTEMPTS_MAX:
+            self._end(db, [id], "failed", error)
+        else:
+            db.execute(update(replay_jobs).where(replay_jobs.c.id == id).values(state="queued", error=error))
+
+    def _write(self, db: Connection, session_id: int, graph: ContextGraph, rule: Rule) -> None:
+        """Replace what the archive says of a session's graph. Blocks that it does not know count as never observed."""
+        nodes, links = graph.to_rows()
+        db.execute(update(blocks).where(blocks.c.session_id == session_id).values(u=0.0, observed=False, stale=False))
+        store_nodes(db, session_id, nodes)
+        db.execute(delete(edges).where(edges.c.session_id == session_id))
+        store_edges(db, session_id, links)
+        db.execute(update(sessions).where(sessions.c.id == session_id).values(evidence=rule))
+
+    def _add(self, db: Connection, job: ReplayJob, replay: Replay, stale: frozenset[int]) -> None:
+        added = db.execute(
+            insert(observations).values(
+                session_id=job.session_id,
+                turn=job.turn,
+                since_turn=job.since_turn,
+                exchange_id=job.exchange_id,
+                created_at=self._clock(),
+                model=replay.model,
+                parameters=replay.parameters,
+                device=replay.device,
+                dtype=replay.dtype,
+                layers=json.dumps(replay.layers),
+                dependency_layer=replay.dependency_layer,
+                tokens=replay.tokens,
+                tokens_computed=replay.tokens_computed,
+                rows=replay.rows,
+                rows_assistant=replay.rows_assistant,
+                unobserved=json.dumps(replay.unobserved),
+                seconds=replay.seconds,
+            )
+        )
+        assert added.inserted_primary_key is not None
+        id = added.inserted_primary_key[0]
+        if replay.blocks:
+            db.execute(
+                insert(observation_blocks),
+                [
+                    {
+                        "observation_id": id,
+                        "ordinal": block.ordinal,
+                        "tokens": block.tokens,
+                        "mass": block.mass,
+                        "density": block.density,
+                        "mass_assistant": block.mass_assistant,
+                        "density_assistant": block.density_assistant,
+                        "by_layer": _packed(block.by_layer, replay.layers),
+                        "replaced": block.ordinal in stale,
+                    }
+                    for block in replay.blocks
+                ],
+            )
+        links = [edge for edge in replay.edges if edge[2] > EDGE_MASS_MIN]
+        if links:
+            db.execute(
+                insert(observation_edges),
+                [{"observation_id": id, "support": a, "dependent": b, "mass": mass} for a, b, mass in links],
+            )
+
+
+def store_nodes(db: Connection, session_id: int, nodes: Sequence[NodeState]) -> None:
+    """Set u, observed and stale of the blocks that the archive has."""
+    raw = [(node.u, node.observed, node.stale, session_id, node.ordinal) for node in nodes]
+    if raw:
+        db.exec_driver_sql("UPDATE blocks SET u = ?, observed = ?, stale = ? WHERE session_id = ? AND ordinal = ?", raw)
+
+
+def store_edges(db: Connection, session_id: int, links: Sequence[EdgeRow]) -> None:
+    """Add edges; those known already stay as they are."""
+    if links:
+        db.execute(
+            upsert(edges).on_conflict_do_nothing(),
+            [
+                {
+                    "session_id": session_id,
+                    "support": edge.support,
+                    "dependent": edge.dependent,
+                    "weight": edge.weight,
+                    "position": edge.position,
+                }
+                for edge in links
+            ],
+        )
+
+
+def _packed(readings: tuple[LayerReading, ...], layers: tuple[int, ...]) -> bytes:
+    """Little-endian float32: for each layer in order, each group of rows, mass and density; 0: not measured."""
+    found = {(reading.layer, reading.group): (reading.mass, reading.density) for reading in readings}
+    values = [number for layer in layers for group in GROUPS for number in found.get((layer, group), (0.0, 0.0))]
+    return struct.pack(f"<{len(values)}f", *values) if found else b""
+
+
+def _unpacked(packed: bytes, layers: tuple[int, ...]) -> tuple[LayerReading, ...]:
+    if not packed:
+        return ()
+    pairs = list(struct.iter_unpack("<2f", packed))
+    names = [(layer, group) for layer in layers for group in GROUPS]
+    return tuple(LayerReading(*name, *pair) for name, pair in zip(names, pairs, strict=True))
+
+
+def _stored(db: Connection, row: Mapping[Any, Any]) -> StoredObservation:
+    layers = tuple(json.loads(str(row["layers"])))
+    of_blocks = select(observation_blocks).where(observation_blocks.c.observation_id == row["id"])
+    of_edges = select(observation_edges).where(observation_edges.c.observation_id == row["id"])
+    members = db.execute(of_blocks.order_by(observation_blocks.c.ordinal)).all()
+    links = db.execute(of_edges.order_by(observation_edges.c.dependent, observation_edges.c.support)).all()
+    replay = Replay(
+        model=row["model"],
+        parameters=row["parameters"],
+        device=row["device"],
+        dtype=row["dtype"],
+        layers=layers,
+        dependency_layer=row["dependency_layer"],
+        tokens=row["tokens"],
+        tokens_computed=row["tokens_computed"],
+        rows=row["rows"],
+        rows_assistant=row["rows_assistant"],
+        unobserved=tuple(json.loads(str(row["unobserved"]))),
+        seconds=row["seconds"],
+        blocks=tuple(
+            BlockReading(
+                m.ordinal,
+                m.tokens,
+                m.mass,
+                m.density,
+                m.mass_assistant,
+                m.density_assistant,
+                _unpacked(m.by_layer, layers),
+            )
+            for m in members
+        ),
+        edges=tuple((e.support, e.dependent, e.mass) for e in links),
+    )
+    return StoredObservation(
+        turn=row["turn"],
+        since_turn=row["since_turn"],
+        exchange_id=row["exchange_id"],
+        created_at=row["created_at"],
+        replay=replay,
+        replaced=frozenset(m.ordinal for m in members if m.replaced),
+    )
