@@ -33,5 +33,5 @@ class Parameters:
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is a share and must not exceed 1, not {getattr(self, name)!r}")
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_json(self, **more: object) -> str:
+        return json.dumps(asdict(self) | more)

@@ -68,6 +68,7 @@ class Selection:
     protected_cost: int  # c(P)
     total_cost: int  # c(V)
     over_cap: bool
+    rule: Rule
     scores: Scores
     _history: Sequence[HistoryBlock]
     _ranking: list[int]  # positions of the unprotected, best first
@@ -134,7 +135,7 @@ class Selection:
             created_at=created_at,
             applied=applied,
             reason=reason,
-            parameters=parameters.to_json(),
+            parameters=parameters.to_json(rule=self.rule),
             budget=self.budget,
             cost=self.cost,
             protected_cost=self.protected_cost,
@@ -202,6 +203,7 @@ def select(
         protected_cost=protected_cost,
         total_cost=total,
         over_cap=capped is None,
+        rule=rule,
         scores=scores,
         _history=history,
         _ranking=ranking,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from graphstore.evidence import Rule
 from graphstore.parameters import Parameters
 from graphstore.records import Ending, ExchangeRow
 from graphstore.store.archive import Archive
@@ -66,9 +67,15 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         dialects=dialects,
         upstream=settings.upstream,
         notice=settings.notice,
+        rule=rule_of(settings),
         clock=clock,
     )
     return ArchivedConversations(archive, recorder, planner, dialects, clock)
+
+
+def rule_of(settings: Settings) -> Rule | None:
+    """The evidence rule that the user set; None: by the model that observed a session."""
+    return None if settings.evidence == "auto" else settings.evidence
 
 
 def parameters_of(settings: Settings) -> Parameters:

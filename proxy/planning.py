@@ -12,17 +12,19 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from graphstore.blocks import Cut
+from graphstore.evidence import Rule, default_rule, restricted
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
 from graphstore.records import ExchangeRow, SelectionRow
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.reader import load_evidence
 from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.ports import Arrival
-from proxy.recorder import Recorder, Sent, inherited_graph, own_graph
+from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
 from proxy.selecting import IdentifierCache, choose
 from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
@@ -77,8 +79,10 @@ class Planner:
         dialects: Mapping[DialectName, Dialect],
         upstream: str,
         notice: bool,
+        rule: Rule | None,
         clock: Clock,
     ) -> None:
+        """`rule` is the evidence rule of every session; None: each session's by the model that observed it."""
         ids = archive.reader.next_ids()
         self._archive = archive
         self._recorder = recorder
@@ -87,6 +91,7 @@ class Planner:
         self._dialects = dialects
         self._upstream = upstream
         self._notice = notice
+        self._rule = rule
         self._clock = clock
         self._identifiers = IdentifierCache()
         self._exchange_ids = count(ids.exchanges)
@@ -153,16 +158,18 @@ class Planner:
     def _select(self, draft: Draft) -> None:
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
+        rule, graph = self._evidence(draft.found)
         choice = choose(
             incoming.dialect,
             incoming.parsed,
             draft.cut,
             draft.ordinals,
-            self._graph(draft.found),
+            graph,
             self._parameters,
             self._identifiers,
             session=session.row.name,
             turn=session.row.turns,
+            rule=rule,
         )
         applied = self._policy.mode != "off"
         selection = choice.selection.to_row(
@@ -310,15 +317,18 @@ class Planner:
         else:
             session.step += 1
 
-    def _graph(self, found: Identified) -> ContextGraph:
-        """What past observations say; an unreadable graph is no reason to fail a request."""
-        session = found.session
+    def _evidence(self, found: Identified) -> tuple[Rule, ContextGraph]:
+        """The rule that counts, and what past observations say; nothing unreadable is a reason to fail a request.
+
+        A branch that is not stored yet starts with what its parent knows of the blocks that both share.
+        """
+        session = found.parent or found.session
         try:
-            nodes, edges = inherited_graph(self._archive.reader, found) or own_graph(self._archive.reader, session)
-            return ContextGraph.from_rows(nodes, edges)
+            rule, graph = load_evidence(self._archive.reader, session.row.id, self._rule, self._parameters)
+            return rule, graph if found.parent is None else restricted(graph, found.shared_ordinals)
         except Exception:
             log.exception("graph.unreadable session=%s; selecting without it", session.row.name)
-            return ContextGraph()
+            return self._rule or default_rule(None), ContextGraph()
 
     def _rewritten(
         self, session: Session, parsed: ParsedRequest, cut: Cut, ordinals: list[int]

@@ -17,12 +17,10 @@ from graphstore.records import (
     AnswerRow,
     Batch,
     BlockRow,
-    EdgeRow,
     ExchangeRow,
     Fork,
     MessageRow,
     NodeRow,
-    NodeState,
     SelectionRow,
     SessionRow,
 )
@@ -254,27 +252,6 @@ def _note_loss(session: Session, done: "Future[None]") -> None:
 
 def _without_lost_parent(session: Session, row: SessionRow) -> SessionRow:
     return replace(row, parent_id=None, fork_depth=None) if session.is_orphan else row
-
-
-def own_graph(reader: Reader, session: Session) -> tuple[tuple[NodeState, ...], tuple[EdgeRow, ...]]:
-    """What the archive knows of a session's blocks."""
-    states = tuple(state for _, state in reader.load_blocks(session.row.id))
-    return states, tuple(reader.load_edges(session.row.id))
-
-
-def inherited_graph(reader: Reader, found: Identified) -> tuple[tuple[NodeState, ...], tuple[EdgeRow, ...]] | None:
-    """What the parent's graph knows of the blocks that a branch shares with it; None for what is no branch.
-
-    Beyond the fork the same numbers name other blocks.
-    """
-    if found.parent is None:
-        return None
-    states, edges = own_graph(reader, found.parent)
-    shared = found.shared_ordinals
-    return (
-        tuple(state for state in states if state.ordinal in shared),
-        tuple(edge for edge in edges if edge.support in shared and edge.dependent in shared),
-    )
 
 
 def _message(raw: bytes, text: str) -> MessageRow:

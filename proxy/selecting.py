@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from graphstore.blocks import Block, Cut
+from graphstore.evidence import OF_PAST_USE, Rule, past_use
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex, identifiers
 from graphstore.parameters import Parameters
@@ -16,13 +17,15 @@ from graphstore.selection import HistoryBlock, Selection, select
 from proxy.dialects.base import Dialect, ParsedRequest
 
 IDENTIFIERS_KEPT = 20_000  # messages whose identifiers stay in memory, about 1 kB each at most in practice
+AGENT_KINDS = frozenset({"tools", "assistant"})
 INDEXED_BLOCKS = 20_000  # blocks of all indexes in memory, about 1 kB each; the newest index stays, however large
 
 
 class IdentifierCache:
     """What is known of message texts by digest: the history is the same at every boundary, but for what came since.
 
-    Identifiers are kept by message, and by session an index of the history that was last selected from.
+    Identifiers are kept by message, and by session an index of the history that was last selected from. Those of calls
+    are not kept: only the finished turn is asked for them.
     """
 
     def __init__(self, size: int = IDENTIFIERS_KEPT, blocks: int = INDEXED_BLOCKS) -> None:
@@ -42,6 +45,11 @@ class IdentifierCache:
                     self._known.popitem(last=False)
             found = found | known if found else known
         return found
+
+    @staticmethod
+    def of_calls(dialect: Dialect, request: ParsedRequest, indexes: Iterable[int]) -> frozenset[str]:
+        """Identifiers of the names and arguments of the calls in these messages."""
+        return identifiers("\n".join(dialect.call_text(request.raw(index)) for index in indexes))
 
     def index(
         self, dialect: Dialect, request: ParsedRequest, blocks: Sequence[Block], *, session: str
@@ -70,6 +78,17 @@ class Choice:
     left_out: frozenset[int]  # ordinals
 
 
+def finished_turn(cut: Cut) -> list[Block]:
+    """What the agent did in the last turn before the current one: its words and its calls with their results."""
+    done: list[Block] = []
+    for block in reversed(cut.blocks[: cut.turn_start]):
+        if block.kind == "user":
+            break
+        if block.kind in AGENT_KINDS:
+            done.append(block)
+    return done
+
+
 def history_of(cut: Cut, ordinals: Sequence[int]) -> list[tuple[int, Block]]:
     """The selectable part: every block before the current turn, with its ordinal."""
     return list(zip(ordinals, cut.blocks[: cut.turn_start], strict=False))
@@ -86,6 +105,7 @@ def choose(
     *,
     session: str,
     turn: int,
+    rule: Rule,
     query: str | None = None,
 ) -> Choice:
     """Select for the current turn's user text, or for `query` when a person asks what would be kept."""
@@ -97,7 +117,14 @@ def choose(
         cue = cache.of_messages(dialect, request, asked)
     else:
         cue = identifiers(query)
+    past: list[float] = []
+    if rule in OF_PAST_USE:
+        used = [i for block in finished_turn(cut) for i in block.messages]
+        named = cache.of_messages(dialect, request, used) | cache.of_calls(dialect, request, used)
+        past = past_use(words, named, [block.cost for block in history])
     rest = sum(block.cost for block in cut.blocks[cut.turn_start :]) + len(request.instructions) + len(request.tools)
-    selection = select(history, words, cue, graph, parameters, session=session, turn=turn, rest_chars=rest)
+    selection = select(
+        history, words, cue, graph, parameters, session=session, turn=turn, rest_chars=rest, rule=rule, past=past
+    )
     kept = frozenset(selection.chosen)
     return Choice(selection, frozenset(block.ordinal for block in history if block.ordinal not in kept))

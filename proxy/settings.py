@@ -94,6 +94,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     delta: Annotated[
         float, _doc("Room beyond the budget for blocks that kept ones depend on (delta, Algorithm 1).", ge=0)
     ] = 0.1
+    attention: Annotated[
+        Literal["auto", "off"],
+        _doc(
+            "Replay finished turns through a local model, in a process of its own. `auto`: where torch and "
+            "transformers are installed. `off`: never."
+        ),
+    ] = "auto"
+    evidence: Annotated[
+        Literal["auto", "paper", "mass", "past-use", "hybrid"],
+        _doc(
+            "What speaks for a block beside the request's words. `past-use`: what the last turn named; needs no model. "
+            "`paper`: attention a token (Eq. 1). `mass`: attention a block. `hybrid`: past use and mass. `auto`: "
+            "`paper` where a model of the paper's size (Qwen3-0.6B) or larger has observed the session, `hybrid` where "
+            "a smaller one has, `past-use` where none has."
+        ),
+    ] = "auto"
     seed: Annotated[int, _doc("Seed of the exploration term: the same seed, the same selections.")] = 0
     max_body_bytes: Annotated[
         int,

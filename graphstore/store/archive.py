@@ -97,12 +97,16 @@ def open_reader(path: Path | str) -> Reader:
 
 
 def open_queue(
-    path: Path | str, *, clock: Callable[[], float] = time.time, parameters: Parameters | None = None
+    path: Path | str,
+    *,
+    clock: Callable[[], float] = time.time,
+    parameters: Parameters | None = None,
+    claims: bool = True,
 ) -> ReplayQueue:
     """The replay jobs of an archive that a proxy may be using at the same time. Raises as `open_reader` does."""
     path = Path(path).expanduser().absolute()
     _checked_engine(path).dispose()
-    return ReplayQueue(path, clock=clock, parameters=parameters)
+    return ReplayQueue(path, clock=clock, parameters=parameters, claims=claims)
 
 
 def _checked_engine(path: Path) -> Engine:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     select,
 )
 
-from graphstore.evidence import Rule, StoredObservation
+from graphstore.evidence import OF_MASS, Rule, StoredObservation, default_rule
 from graphstore.graph import ContextGraph
 from graphstore.parameters import Parameters
 from graphstore.records import (
@@ -318,6 +318,21 @@ class Reader:
                 for verdict in db.execute(verdicts).mappings()
             )
             return SelectionRow(**row, verdicts=found)
+
+
+def load_evidence(
+    reader: Reader, session_id: int, wanted: Rule | None, parameters: Parameters
+) -> tuple[Rule, ContextGraph]:
+    """The rule of a session and its graph under that rule; derived from the replays if it is stored under another.
+
+    `wanted` None: by the size of the model that observed the session last.
+    """
+    observed = reader.last_observed(session_id)
+    rule = wanted or default_rule(observed[1] if observed else None)
+    stored = reader.graph_rule(session_id)
+    if stored and (stored in OF_MASS) != (rule in OF_MASS):
+        return rule, reader.derived_graph(session_id, rule, parameters)
+    return rule, ContextGraph.from_rows(*reader.load_graph(session_id))
 
 
 def _next_id(db: Connection, table: Table) -> int:

@@ -175,19 +175,23 @@ def load_status(db: Connection) -> WorkerStatus | None:
 class ReplayQueue:
     """The jobs of one archive, for the one worker that it may have. Raises `ArchiveUnavailable` when the file fails."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float], parameters: Parameters | None = None) -> None:
+    def __init__(
+        self, path: Path, *, clock: Callable[[], float], parameters: Parameters | None = None, claims: bool = True
+    ) -> None:
         """Take the worker's lock; `ArchiveUnavailable` ("in use") when another worker has it.
 
-        The archive must exist and be of this program's revision (`archive.open_queue` sees to it).
+        Without `claims` no lock is taken: for those who only rebuild. The archive must exist and be of this program's
+        revision (`archive.open_queue` sees to it).
         """
         self._clock = clock
         self._parameters = parameters or Parameters()
-        self._lock = OwnerLock(path.with_name(f"{path.name}.worker"))
+        self._lock = OwnerLock(path.with_name(f"{path.name}.worker")) if claims else None
         self._engine: Engine = writer_engine(path)
 
     def close(self) -> None:
         self._engine.dispose()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> "ReplayQueue":
         return self

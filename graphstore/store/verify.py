@@ -12,8 +12,12 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, exists, func, s
 from sqlalchemy.exc import DBAPIError
 
 from graphstore.blocks import Block
+from graphstore.errors import GraphIntegrityError
+from graphstore.evidence import RULES
+from graphstore.graph import ContextGraph
 from graphstore.identity import chain_digests, message_digest
-from graphstore.records import SessionRow
+from graphstore.parameters import Parameters
+from graphstore.records import NodeState, SessionRow
 from graphstore.store.blobs import unpack
 from graphstore.store.reader import Reader
 from graphstore.store.schema import (
@@ -27,6 +31,9 @@ from graphstore.store.schema import (
     selections,
     sessions,
 )
+
+TOLERANCE = 1e-9  # of importances and weights: the same sums, read back from the disk
+ODD_SHOWN = 8
 
 Recut = Callable[[SessionRow, Sequence[bytes]], Sequence[Block]]  # a session and its messages -> their blocks
 
@@ -49,6 +56,7 @@ def verify(reader: Reader, recut: Recut | None = None) -> list[Finding]:
                 findings += check(db)
         except (DBAPIError, ValueError, TypeError) as error:
             return [*findings, Finding("database", "", f"a table cannot be read: {error}")]
+    findings += chain.from_iterable(_graphs(reader, session) for session in reader.list_sessions())
     if recut is not None:
         findings += chain.from_iterable(_cuts(reader, session, recut) for session in reader.list_sessions())
     return findings
@@ -140,6 +148,50 @@ def _unused(table: Table, references: Iterable[ColumnElement[int]]) -> Select[tu
     for reference in references:
         query = query.where(table.c.id.not_in(select(reference).where(reference.is_not(None))))
     return query
+
+
+def _graphs(reader: Reader, session: SessionRow) -> Iterator[Finding]:
+    """u, observed and stale marks and edges must follow from what the replays measured, by the session's rule."""
+    rule = reader.graph_rule(session.id)
+    nodes, edges = reader.load_graph(session.id)
+    place = str(session.id)
+    try:
+        stored = {node.ordinal: node for node in nodes if node.observed or node.u or node.stale}
+        if not rule:
+            derived = ContextGraph()
+        elif rule in RULES:
+            derived = reader.derived_graph(session.id, rule, Parameters())
+        else:
+            yield Finding("sessions", place, f"importance was derived by {rule!r}, which is no rule")
+            return
+    except (GraphIntegrityError, ValueError, TypeError) as error:
+        yield Finding("observations", place, f"no graph follows from them: {error}")
+        return
+    states, links = derived.to_rows()
+    known = {node.ordinal for node in nodes}
+    expected = {node.ordinal: node for node in states if node.observed and node.ordinal in known}
+    for ordinal in sorted(stored.keys() | expected.keys()):
+        nothing = NodeState(ordinal, 0.0, False, False)
+        have, want = stored.get(ordinal, nothing), expected.get(ordinal, nothing)
+        if abs(have.u - want.u) > TOLERANCE or (have.observed, have.stale) != (want.observed, want.stale):
+            yield Finding(
+                "blocks", f"{place}/{ordinal}", f"is stored as {_state(have)}; the replays say {_state(want)}"
+            )
+    have_edges = [(edge.support, edge.dependent) for edge in edges]
+    if have_edges != [(edge.support, edge.dependent) for edge in links]:
+        odd = set(have_edges) ^ {(edge.support, edge.dependent) for edge in links}
+        named = ", ".join(f"{a}-{b}" for a, b in sorted(odd)[:ODD_SHOWN]) or "their order"
+        yield Finding("edges", place, f"do not follow from the replays: {named}")
+        return
+    for have_edge, want_edge in zip(edges, links, strict=True):
+        if abs(have_edge.weight - want_edge.weight) > TOLERANCE:
+            pair = f"{place}/{have_edge.support}-{have_edge.dependent}"
+            yield Finding("edges", pair, f"weighs {have_edge.weight:g}; the replays say {want_edge.weight:g}")
+
+
+def _state(node: NodeState) -> str:
+    marks = "observed" if node.observed else "never observed"
+    return f"u {node.u:.6g}, {marks}{', stale' if node.stale else ''}"
 
 
 def _cuts(reader: Reader, session: SessionRow, recut: Recut) -> Iterator[Finding]:

@@ -6,23 +6,26 @@ With --query it is a dry run: what would be kept if this text came now. Without,
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from graphstore.blocks import Cut, Message, cut_blocks
-from graphstore.graph import ContextGraph
+from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
 from graphstore.identity import message_digest
-from graphstore.records import BlockRow, SelectionRow, SessionRow, VerdictRow
+from graphstore.records import BlockRow, NodeState, SelectionRow, SessionRow, VerdictRow
 from graphstore.store.archive import open_reader
-from graphstore.store.reader import Reader
+from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import find_session, latest_answer, latest_selection
+from proxy.commands.attention import attention_state, signals
 from proxy.commands.text import number, plain, score, table
 from proxy.commands.words import why
-from proxy.conversations import parameters_of
+from proxy.conversations import parameters_of, rule_of
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import ParsedRequest
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
+
+SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             print(f"{session.name}: what would be kept now for {arguments.query!r}")
         else:
             print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
-        _print(selection, blocks, reader.block_tokens(session.id))
+        _print(reader, session, settings, selection, blocks)
     return 0
 
 
@@ -66,12 +69,10 @@ def _dry_run(
         if ordinal not in blocks and block.messages[0] < len(contents):
             label = block_label(dialect, [contents[i] for i in block.messages])
             blocks[ordinal] = BlockRow(session.id, ordinal, block.kind, block.cost, (), label=label)
-    graph = ContextGraph.from_rows(
-        [state for _, state in reader.load_blocks(session.id)], reader.load_edges(session.id)
-    )
+    rule, graph = load_evidence(reader, session.id, rule_of(settings), parameters_of(settings))
     choice = choose(
         dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
-        session=session.name, turn=session.turns + 1, query=query,
+        session=session.name, turn=session.turns + 1, rule=rule, query=query,
     )  # fmt: skip
     return choice.selection.to_row(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,
@@ -111,7 +112,9 @@ def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message
     )
 
 
-def _print(selection: SelectionRow, blocks: dict[int, BlockRow], tokens: dict[int, int]) -> None:
+def _print(
+    reader: Reader, session: SessionRow, settings: Settings, selection: SelectionRow, blocks: dict[int, BlockRow]
+) -> None:
     if not selection.verdicts:
         print("no history yet: there is nothing to choose from")
         return
@@ -121,28 +124,57 @@ def _print(selection: SelectionRow, blocks: dict[int, BlockRow], tokens: dict[in
         f"{len(selection.verdicts)} blocks with {number(selection.cost)} characters, "
         f"{number(selection.protected_cost)} of them protected"
     )
-    print("signals: the request's words and the graph; attention: none (importance u is 0 where nothing was observed)")
+    print(attention_state(reader, session.id, settings))
     weights = json.loads(selection.parameters)
+    rule = weights.get("rule", "paper")
     print(
-        f"score = z(u) + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less {weights['kappa']:g} if stale "
-        "(z: standard deviations from the blocks' mean)"
+        f"rule {rule}: score = {signals(rule)} + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less "
+        f"{weights['kappa']:g} if stale (z: standard deviations from the blocks' mean)"
     )
-    header = ("", "block", "kind", "tokens", "why", "rank", "score", "z(u)", "z(words)", "explore", "what")
-    rows = [_line(v, blocks.get(v.ordinal), tokens) for v in selection.verdicts]
-    print(table(header, rows, right=("block", "tokens", "rank", "score", "z(u)", "z(words)", "explore")))
+    _print_blocks(reader, session, rule, selection, blocks)
 
 
-def _line(verdict: VerdictRow, block: BlockRow | None, tokens: dict[int, int]) -> Sequence[object]:
-    return (
-        "kept" if verdict.kept else "left out",
-        verdict.ordinal,
-        block.kind if block else None,
-        number(tokens.get(verdict.ordinal)),
-        why(verdict),
-        verdict.rank,
-        score(verdict.score),
-        score(verdict.z_u),
-        score(verdict.z_lex),
-        score(verdict.exploration),
-        plain(block.label if block else ""),
-    )
+def _print_blocks(
+    reader: Reader, session: SessionRow, rule: Rule, selection: SelectionRow, blocks: dict[int, BlockRow]
+) -> None:
+    """One line a block. Columns of signals that this rule does not have are left away."""
+    tokens = reader.block_tokens(session.id)
+    nodes, edges = reader.load_graph(session.id)
+    states = {node.ordinal: node for node in nodes}
+    supports: dict[int, list[int]] = {}
+    for edge in edges:
+        supports.setdefault(edge.dependent, []).append(edge.support)
+    observed = any(node.observed for node in nodes)
+    columns: dict[str, Callable[[VerdictRow], object]] = {
+        "": lambda v: "kept" if v.kept else "left out",
+        "block": lambda v: v.ordinal,
+        "kind": lambda v: blocks[v.ordinal].kind if v.ordinal in blocks else None,
+        "tokens": lambda v: number(tokens.get(v.ordinal)),
+        "why": why,
+        "rank": lambda v: v.rank,
+        "score": lambda v: score(v.score),
+    }
+    if observed:
+        columns["u"] = lambda v: _importance(states.get(v.ordinal))
+    if rule in OF_IMPORTANCE:
+        columns["z(u)"] = lambda v: score(v.z_u)
+    if rule in OF_PAST_USE:
+        columns["z(past)"] = lambda v: score(v.z_past)
+    columns |= {"z(words)": lambda v: score(v.z_lex), "explore": lambda v: score(v.exploration)}
+    if observed:
+        columns["uses"] = lambda v: _listed(supports.get(v.ordinal, []))
+    columns["what"] = lambda v: plain(blocks[v.ordinal].label) if v.ordinal in blocks else ""
+    rows = [[cell(v) for cell in columns.values()] for v in selection.verdicts]
+    left = ("", "kind", "why", "uses", "what")
+    print(table(tuple(columns), rows, right=tuple(name for name in columns if name not in left)))
+
+
+def _importance(state: NodeState | None) -> str | None:
+    """As it stands now; a selection of the past went by z(u)."""
+    if state is None or not state.observed:
+        return None
+    return f"{state.u:.3f}{' stale' if state.stale else ''}"
+
+
+def _listed(supports: list[int]) -> str:
+    return ",".join(map(str, supports[:SUPPORTS_SHOWN])) + ("…" if len(supports) > SUPPORTS_SHOWN else "")

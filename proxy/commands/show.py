@@ -8,6 +8,7 @@ from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
+from proxy.commands.attention import attention_state, replay_line
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
 from proxy.settings import Settings
@@ -30,7 +31,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
         exchanges = reader.session_exchanges(session.id)
-        _print_head(reader, session, exchanges)
+        _print_head(reader, session, exchanges, settings)
+        jobs = {job.turn: job for job in reader.load_jobs(session.id)}
+        replays = {stored.turn: stored for stored in reader.load_observations(session.id)}
         tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
@@ -38,6 +41,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
             _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
+            if line := replay_line(jobs.get(turn), replays.get(turn)):
+                print(f"  {line}")
         _print_totals(wanted, tokens)
     return 0
 
@@ -49,7 +54,7 @@ def _turns(exchanges: Sequence[ExchangeRow]) -> str:
     return f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
 
 
-def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow]) -> None:
+def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow], settings: Settings) -> None:
     print(f"{session.name}  {session.client} · {session.model} · {session.dialect} · {session.upstream}")
     print(f"  {plain(session.title)}")
     if session.parent_id is not None:
@@ -58,6 +63,8 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         print(f"  branch of {parent.name if parent else session.parent_id}{shared}")
     if session.state != "normal":
         print(f"  PASS-THROUGH: {session.state_reason}")
+    if session.kind == "agent":
+        print(f"  {attention_state(reader, session.id, settings)}")
     removed = sum(row.transformations for row in exchanges)
     if removed:
         print(f"  the provider removed {count(removed, 'reasoning item')} whose history had changed")

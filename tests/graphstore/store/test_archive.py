@@ -140,15 +140,16 @@ def test_a_database_of_a_newer_version_is_left_alone(path: Path) -> None:
 
 
 def test_an_older_database_is_copied_then_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one revision yet, so the program is made to expect the next; the upgrade then has nothing to do."""
+    """The program is made to expect one revision more; the upgrade then has nothing to do."""
     with open_archive(path) as archive:
         archive.writer.submit(History().grow("one"), durable=True).result(DEADLINE_S)
-    monkeypatch.setattr(schema, "REVISION", "0002")
+    present = schema.REVISION
+    monkeypatch.setattr(schema, "REVISION", "9999")
     assert refusal(path, read=True).kind == "older"
     engine = writer_engine(path)
     migrate(engine, path)
     engine.dispose()
-    backup = path.with_name("recap.db.backup-0001")
+    backup = path.with_name(f"recap.db.backup-{present}")
     assert mode(backup) == 0o600
     with closing(sqlite3.connect(backup)) as copy:
         assert copy.execute("SELECT count(*) FROM sessions").fetchone() == (1,)

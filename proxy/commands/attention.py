@@ -1,0 +1,81 @@
+"""What replays said, in words: for `show`, `explain` and everything else that prints it."""
+
+from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule, StoredObservation
+from graphstore.records import JobRow
+from graphstore.store.reader import Reader
+from proxy.commands.text import count, duration, number, plain, short
+from proxy.settings import Settings
+
+MODEL_CHARS = 60
+NAMED_BLOCKS = 8  # of a list of block numbers: one line of a terminal
+
+
+def signals(rule: Rule) -> str:
+    """What a score under this rule rests on, as a formula's left part."""
+    parts = ["z(u)"] * (rule in OF_IMPORTANCE) + ["z(past)"] * (rule in OF_PAST_USE)
+    return " + ".join(parts)
+
+
+def attention_state(reader: Reader, session_id: int, settings: Settings) -> str:
+    """One line: what has observed this session; or that nothing has, and why as far as the archive knows."""
+    observed = reader.load_observations(session_id)
+    if observed:
+        last = observed[-1]
+        stored = reader.graph_rule(session_id)
+        return (
+            f"attention: {count(len(observed), 'replay')} by {short(plain(last.replay.model), MODEL_CHARS)}, "
+            f"the last of turn {last.turn}; importance stored by rule {stored!r}"
+        )
+    if reader.last_observed(session_id) is not None:
+        return "attention: inherited from the session that this one branched from; no replay of its own yet"
+    return f"attention: none, so no importance, edges or stale marks: {_why_none(reader, session_id, settings)}"
+
+
+def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
+    jobs = reader.load_jobs(session_id)
+    failed = next((job for job in reversed(jobs) if job.state == "failed"), None)
+    status = reader.worker_status()
+    if settings.attention == "off":
+        return "the setting `attention` is off"
+    if status is not None and status.problem:
+        return plain(status.problem)
+    if failed is not None:
+        return f"the replay of turn {failed.turn} failed: {plain(failed.error or '')}"
+    if any(job.state in ("queued", "claimed") for job in jobs):
+        if status is None or status.state == "stopped":
+            return "a turn waits and no worker runs; `recap serve` starts one, or run `recap worker`"
+        return f"a turn waits for the worker, which is {status.state}"
+    return "no turn of it has ended yet"
+
+
+def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | None:
+    """One line on the replay of a turn; None when there never was a job for it."""
+    if stored is not None:
+        replay = stored.replay
+        since = f" (turns {stored.since_turn} to {stored.turn})" if stored.since_turn < stored.turn else ""
+        missing = f", {count(len(replay.unobserved), 'oldest block')} did not fit" if replay.unobserved else ""
+        stale = f", stale: {_named(stored.replaced)}" if stored.replaced else ""
+        return (
+            f"replay{since}: {count(len(replay.blocks), 'block')} in {number(replay.tokens)} tokens "
+            f"({number(replay.tokens_computed)} computed in {duration(replay.seconds)}), {replay.rows} rows, "
+            f"{count(len(replay.edges), 'link')}{missing}{stale}"
+        )
+    if job is None:
+        return None
+    match job.state:
+        case "queued":
+            again = f" again after: {plain(job.error)}" if job.error else ""
+            return f"replay: waits for the worker{again}"
+        case "claimed":
+            return "replay: running"
+        case "folded":
+            return f"replay: none of its own: {plain(job.error)}" if job.error else "replay: part of a later turn's"
+        case "failed":
+            return f"replay: failed after {count(job.attempts, 'attempt')}: {plain(job.error or 'no reason was kept')}"
+        case _:
+            return None
+
+
+def _named(ordinals: frozenset[int]) -> str:
+    more = f" and {len(ordinals) - NAMED_BLOCKS} more" if len(ordinals) > NAMED_BLOCKS else ""
+    return ", ".join(str(v) for v in sorted(ordinals)[:NAMED_BLOCKS]) + more
