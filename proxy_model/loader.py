@@ -71,7 +71,7 @@ def load(config: ReplayConfig, *, whole: bool = False) -> LoadedModel:
         glue=glue_of(tokenizer),
         layers=choice.layers,
         dependency_layer=choice.dependency_layer,
-        max_tokens=min(config.max_tokens, network.config.max_position_embeddings),
+        max_tokens=min(config.max_tokens, length_max(network.config)),
         parameters=parameters,
         device=device,
         dtype=dtype,
@@ -91,6 +91,15 @@ def layer_kinds(config: "PreTrainedConfig") -> list[str]:
         return list(kinds)
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return ["sliding_attention" if windowed else FULL] * config.num_hidden_layers
+
+
+def length_max(config: "PreTrainedConfig") -> int:
+    """Tokens the model takes. LongRoPE turns every position in another way once a context exceeds its first length, but
+    keys in the cache are turned already: up to there it is one model, beyond it chunks would not fit together."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for all layers, or by their kind
+    first = [one["original_max_position_embeddings"] for one in kinds if one.get("rope_type") == "longrope"]
+    return int(min([config.max_position_embeddings, *first]))
 
 
 def _libraries() -> Any:

@@ -24,7 +24,7 @@ def sharpened(network: Any) -> Any:
     for name, weight in network.named_parameters():
         if "q_norm" in name or "k_norm" in name:  # they undo what the projections are multiplied by
             weight.add_(1)
-        elif "q_proj" in name or "k_proj" in name or "embed_tokens" in name:
+        elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name or "embed_tokens" in name:
             weight.mul_(12)
     return network
 

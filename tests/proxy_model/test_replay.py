@@ -12,10 +12,11 @@ transformers = pytest.importorskip("transformers")
 
 from proxy_model import memory, replay  # noqa: E402  # it needs torch
 from proxy_model.errors import ModelUnavailable, ReplayError  # noqa: E402
+from proxy_model.loader import length_max  # noqa: E402
 from proxy_model.pooling import segments_of, sums  # noqa: E402
 from proxy_model.replay import RowReader, Rows  # noqa: E402
 from proxy_model.sampling import RowPlan, spread  # noqa: E402
-from tests.proxy_model.eager import FAMILIES, eager_rho, eager_rows, tiny_network  # noqa: E402
+from tests.proxy_model.eager import FAMILIES, eager_rho, eager_rows, sharpened, tiny_network  # noqa: E402
 from tests.proxy_model.tiny import SIZES, tiny_config  # noqa: E402
 from tests.proxy_model.watch import watching  # noqa: E402
 
@@ -106,6 +107,36 @@ def test_one_layer_is_enough() -> None:
     network, ids, plan = tiny_network("llama"), some_ids(TOKENS), a_plan()
     found = read(RowReader(network, (0,), 0, chunk=64), ids, plan)
     assert (found.rho - eager_rho(eager_rows(network, ids, (0,)), plan)).abs().max() < TOLERANCE
+
+
+def long_rope(original: int) -> Any:
+    """Phi 3: one projection for queries, keys and values, and positions that are turned by the context's length."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": original, **factors}
+    small = {**SIZES, "num_hidden_layers": 6, "original_max_position_embeddings": original}
+    return transformers.Phi3Config(
+        **{**small, "pad_token_id": 0, "rope_parameters": rope, "max_position_embeddings": 512}
+    )
+
+
+@pytest.mark.parametrize(("original", "fits"), [(TOKENS, True), (100, False)])
+def test_positions_that_depend_on_the_length_are_read_as_far_as_they_do_not(original: int, fits: bool) -> None:
+    torch.manual_seed(0)
+    config = long_rope(original)
+    network = sharpened(transformers.AutoModel.from_config(config).eval().requires_grad_(False))
+    ids, plan = some_ids(TOKENS), a_plan()
+    assert (length_max(config) >= TOKENS) is fits
+    reader = RowReader(network, LAYERS, DEPENDENCY, chunk=64)
+    if fits:
+        check_equal(read(reader, ids, plan), network, ids, plan)
+    else:  # the trap is there
+        with pytest.raises(AssertionError):
+            check_equal(read(reader, ids, plan), network, ids, plan)
+
+
+def test_the_length_that_a_model_takes() -> None:
+    assert length_max(long_rope(100)) == 100
+    assert length_max(tiny_config("gemma3")) == length_max(tiny_config("llama")) == SIZES["max_position_embeddings"]
 
 
 # The cache
