@@ -61,8 +61,9 @@ def lines(result: "Check", *, by_rule: bool) -> Iterator[tuple[str, str]]:
         "words",
         "its own chat template" if model.glue.from_template else "no chat template that can be used: headings",
     )
-    verdict = "agrees" if result.agrees else "DOES NOT AGREE: choose another model, or attention_dtype float32"
-    yield "agreement", f"{verdict} (off by {result.difference:.1e} from eager attention, {result.allowed:.0e} allowed)"
+    verdict = "agrees" if result.agrees else "DOES NOT AGREE"
+    off = f"off by {result.agreement.largest:.1e} in one block, {100 * result.agreement.drift:.2g} % in all"
+    yield "agreement", f"{verdict} with eager attention ({off})"
     rule = "depth rule" if by_rule else "as set"
     kept = len(model.network.layers)
     yield "layers", f"{_listed(model.layers)} ({rule}), edges from {model.dependency_layer}; {kept} of {depth} are run"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy_model import check as checking
-from proxy_model.check import AGREES_ROUGHLY, FOUND, Check, Cost, LayerScore, check, copy_scores, fit, made_up
+from proxy_model.check import FOUND, Agreement, Check, Cost, LayerScore, check, copy_scores, fit, made_up
 from proxy_model.config import ReplayConfig
 from proxy_model.errors import ModelUnavailable
 from proxy_model.loader import LoadedModel, load
@@ -35,7 +35,7 @@ def checked(folder: Path, **settings: Any) -> Check:
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
 def test_a_model_is_checked_from_end_to_end(tmp_path: Path, family: str, quick: None) -> None:
     result = checked(tiny_folder(tmp_path, family, template=QWEN3), dtype="float32")
-    assert result.agrees and result.difference < 1e-5 and result.allowed == 1e-4
+    assert result.agrees and result.agreement.largest < 1e-5
     assert [score.layer for score in result.scores] == list(range(6))  # also those above the last that is read
     assert [score.layer for score in result.scores if score.is_readable] == (
         [2, 5] if family == "gemma3" else [*range(6)]
@@ -47,18 +47,20 @@ def test_a_model_is_checked_from_end_to_end(tmp_path: Path, family: str, quick: 
     assert result.peak_bytes is None or result.peak_bytes > 0
 
 
-def test_sixteen_bits_may_differ_more(tmp_path: Path, quick: None) -> None:
+def test_sixteen_bits_are_checked_too(tmp_path: Path, quick: None) -> None:
     result = checked(tiny_folder(tmp_path, "llama"), dtype="bfloat16")
-    assert result.allowed == AGREES_ROUGHLY and result.agrees
+    assert result.agrees and result.model.dtype == "bfloat16"
 
 
-def test_a_replay_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replay_that_is_wrong_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, dtype: str
+) -> None:
     from proxy_model import replay
 
     right = replay._rows
     monkeypatch.setattr(replay, "_rows", lambda *inputs: right(*inputs).flip(-1))
-    result = checked(tiny_folder(tmp_path, "llama"), dtype="float32")
-    assert not result.agrees and result.difference > result.allowed
+    assert not checked(tiny_folder(tmp_path, "llama"), dtype=dtype).agrees
 
 
 def test_attention_that_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +95,7 @@ def test_the_copy_test_names_the_layers_of_smollm2_that_find_things(smollm2_mode
 
 
 def test_replays_of_smollm2_agree_with_its_eager_attention(smollm2_model: LoadedModel) -> None:
-    assert checking.disagreement(smollm2_model, ReplayConfig()) < 1e-5
+    assert checking.agreement_of(smollm2_model, ReplayConfig()).largest < 1e-5
 
 
 # Pure
@@ -133,8 +135,16 @@ def test_layers_are_suggested_by_what_they_find() -> None:
 
 
 def test_what_is_no_number_does_not_agree() -> None:
-    assert not result_with(difference=float("nan"), allowed=1e-4).agrees
-    assert result_with(difference=1e-5, allowed=1e-4).agrees
+    nan = float("nan")
+    for dtype in ("float32", "bfloat16"):
+        assert not Agreement(nan, nan).holds(dtype)
+        assert Agreement(1e-5, 1e-5).holds(dtype)
+
+
+def test_in_sixteen_bits_one_block_may_be_far_off_and_all_may_not() -> None:
+    assert Agreement(largest=0.02, drift=0.02).holds("bfloat16")
+    assert not Agreement(largest=0.02, drift=0.02).holds("float32")
+    assert not Agreement(largest=0.02, drift=0.3).holds("bfloat16")
 
 
 def test_the_last_block_repeats_an_earlier_one() -> None:

@@ -11,7 +11,7 @@ import proxy_model.check
 from proxy.cli import main
 from proxy.commands.model import lines, replay_config
 from proxy.settings import Settings
-from proxy_model.check import Check, Cost, LayerScore
+from proxy_model.check import Agreement, Check, Cost, LayerScore
 from proxy_model.config import ReplayConfig
 from proxy_model.errors import ModelUnavailable
 
@@ -26,8 +26,7 @@ def result(**changes: Any) -> Check:
     values: dict[str, Any] = {
         "model": model,
         "load_seconds": 2.0,
-        "difference": 2e-3,
-        "allowed": 1e-2,
+        "agreement": Agreement(2e-3, 0.0123),
         "scores": tuple(LayerScore(i, shares.get(i, 0.08), is_readable=True) for i in range(28)),
         "measured": ((2000, 0.1), (8000, 0.8)),
         "cost": Cost(2e-5, 1e-8),
@@ -45,7 +44,7 @@ def printed(**changes: Any) -> str:
 def test_a_model_that_will_do() -> None:
     text = printed()
     assert "a/b, 596,049,920 parameters in 28 layers" in text and "bfloat16 on cuda" in text
-    assert "agrees (off by 2.0e-03 from eager attention, 1e-02 allowed)" in text
+    assert "agrees with eager attention (off by 2.0e-03 in one block, 1.2 % in all)" in text
     assert "9, 14, 19, 23 (depth rule), edges from 14; 24 of 28 are run" in text
     assert "14 50 %, 19 40 %, 3 17 %" in text and "find copies best are 3, 14, 19" in text
     assert "2,000 tokens in 100 ms (20,000 a second)" in text
@@ -73,7 +72,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[ReplayConfig]:
 
     def check(config: ReplayConfig) -> Check:
         asked.append(config)
-        return result(difference=float("nan") if config.model == "wrong" else 0.0)
+        return result(agreement=Agreement(0.5, 0.5 if config.model == "wrong" else 0.0))
 
     monkeypatch.setattr(proxy_model.check, "check", check)
     return asked
