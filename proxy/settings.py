@@ -101,6 +101,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "transformers are installed. `off`: never."
         ),
     ] = "auto"
+    attention_layers: Annotated[
+        tuple[int, ...],
+        _doc(
+            "Layers of the local model that are read, counted from 0; the second one's attention makes edges. Empty: by "
+            "their depth. `recap model check` names those that find things. Separated by commas in a flag or variable."
+        ),
+    ] = ()
     evidence: Annotated[
         Literal["auto", "paper", "mass", "past-use", "hybrid"],
         _doc(
@@ -206,7 +213,7 @@ def _known(name: str, source: str, names: Iterable[str]) -> str:
 
 def _from_text(name: str, value: Any) -> Any:
     """Lists are written with commas where there is only text."""
-    if name == "allowed_hosts" and isinstance(value, str):
+    if name in ("allowed_hosts", "attention_layers") and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 

@@ -90,7 +90,8 @@ def _advice(result: "Check") -> str:
         return "no layer finds copies: this model's attention says little"
     if result.suggested == result.model.layers:
         return "these are the layers that find copies best"
-    return f"those that find copies best are {_listed(result.suggested)}"
+    listed = _listed(result.suggested)
+    return f"those that find copies best are {listed}: attention_layers = [{listed}]"
 
 
 def _estimate(result: "Check", tokens: int) -> str:

@@ -113,3 +113,10 @@ def test_every_setting_of_a_replay_is_taken(tmp_path: Path) -> None:
     given: Any = Given()
     assert replay_config(given) == ReplayConfig(model="a/b", offline=True)
     assert replay_config(Settings(db=tmp_path / "recap.db")) == ReplayConfig()
+
+
+def test_layers_are_given_with_commas(checked: list[ReplayConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["model", "check", "--attention-layers", "5, 11"])
+    assert checked[0].layers == (5, 11)
+    assert "(as set)" in capsys.readouterr().out
+    assert main(["model", "check", "--attention-layers", "5,x"]) == 2
