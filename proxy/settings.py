@@ -105,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[int, ...],
         _doc(
             "Layers of the local model that are read, counted from 0; the second one's attention makes edges. Empty: "
-            "by their depth. `recap model check` names those that find things. Separated by commas in a flag or variable."
+            "by their depth. `recap model check` names those that find things. Separated by commas in a flag or "
+            "variable."
         ),
     ] = ()
     evidence: Annotated[
