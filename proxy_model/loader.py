@@ -89,7 +89,8 @@ def layer_kinds(config: "PreTrainedConfig") -> list[str]:
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return list(kinds)
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    windowed = window and window < config.max_position_embeddings  # Phi 3.5 has one that holds every context
     return ["sliding_attention" if windowed else FULL] * config.num_hidden_layers
 
 

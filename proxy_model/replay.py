@@ -27,6 +27,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from proxy_model.cache import ContextCache
 from proxy_model.errors import ModelUnavailable, ReplayError
+from proxy_model.layers import FULL
+from proxy_model.loader import READABLE, layer_kinds
 from proxy_model.memory import free_bytes, total_bytes
 from proxy_model.sampling import GROUPS, RowPlan
 
@@ -73,6 +75,7 @@ class RowReader:
         """`kept_bytes_max`: what may stay between two reads; a share of the device's memory if not said."""
         assert dependency_layer in layers
         self._network = network
+        self._kinds = layer_kinds(network.config)
         self._layers = tuple(sorted(layers))
         self._dependency_layer = dependency_layer
         self._chunk = chunk
@@ -133,7 +136,7 @@ class RowReader:
 
     def _step(self, tokens: Tensor, start: int, cache: ContextCache, rows: "_Collector") -> None:
         ids = tokens[:, start : start + self._chunk]
-        chunk = _Chunk(start, start + ids.shape[1], rows)
+        chunk = _Chunk(start, start + ids.shape[1], rows, self._kinds)
         mine = _chunk.set(chunk)
         try:
             positions = torch.arange(chunk.start, chunk.end, device=ids.device)[None]
@@ -163,6 +166,7 @@ class _Chunk:
     start: int
     end: int
     rows: "_Collector"
+    kinds: Sequence[str] = ()  # of attention, by layer
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def mask(self, seen: int, window: int | None, like: Tensor) -> Tensor:
@@ -200,12 +204,11 @@ def _attend(
     """
     chunk = _chunk.get()
     layer = _number(module, attention_mask, extra)
+    _check_window(layer, sliding_window, chunk)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if key.shape[2] != chunk.end:
         raise ModelUnavailable(f"layer {layer} keeps {key.shape[2]} keys of {chunk.end} tokens", ANOTHER)
     if layer in chunk.rows.layers:
-        if sliding_window:
-            raise ModelUnavailable(f"layer {layer} sees a window of {sliding_window} tokens only", "name other layers")
         chunk.rows.collect(layer, query, key, scale, chunk.start)
         if layer == chunk.rows.layers[-1]:
             raise _Read
@@ -259,6 +262,15 @@ def _number(module: nn.Module, mask: Tensor | None, extra: dict[str, Any]) -> in
     return layer
 
 
+def _check_window(layer: int, window: int | None, chunk: _Chunk) -> None:
+    """Some models keep their window in a mask of transformers' alone, which is not made for us."""
+    kind = chunk.kinds[layer] if layer < len(chunk.kinds) else FULL
+    if kind not in READABLE or (kind != FULL and not window):
+        raise ModelUnavailable(f"layer {layer} does not say what it sees ({kind})", ANOTHER)
+    if window and layer in chunk.rows.layers and window < chunk.rows.tokens:
+        raise ModelUnavailable(f"layer {layer} sees a window of {window} tokens only", "name other layers")
+
+
 class _Collector:
     """Rows of all selected layers, summed up as they come. Memory: (L, G, N), (E, B) and one batch of scores."""
 
@@ -272,6 +284,7 @@ class _Collector:
         device: torch.device,
     ) -> None:
         self.layers = layers
+        self.tokens = len(segments)
         self._dependency_layer = dependency_layer
         self._segments = segments.to(device)
         self._rho = torch.zeros(len(layers), len(GROUPS), len(segments), device=device)

@@ -345,3 +345,5 @@ def test_kinds_of_layers_without_a_list_of_them(qwen: Path) -> None:
 
     assert loader.layer_kinds(MistralConfig(num_hidden_layers=2, sliding_window=None)) == ["full_attention"] * 2
     assert loader.layer_kinds(MistralConfig(num_hidden_layers=2, sliding_window=64)) == ["sliding_attention"] * 2
+    roomy = MistralConfig(num_hidden_layers=2, sliding_window=4096, max_position_embeddings=4096)
+    assert loader.layer_kinds(roomy) == ["full_attention"] * 2

@@ -84,7 +84,7 @@ def test_the_window_of_a_sliding_layer_matters() -> None:
     network, ids, plan = tiny_network("gemma3"), some_ids(TOKENS), a_plan()
     before = read(RowReader(network, LAYERS, DEPENDENCY, chunk=50), ids, plan)
     for layer in network.layers:
-        layer.self_attn.sliding_window = None
+        layer.self_attn.sliding_window = TOKENS
     after = read(RowReader(network, LAYERS, DEPENDENCY, chunk=50), ids, plan)
     assert (before.rho - after.rho).abs().max() > 100 * TOLERANCE
 
@@ -480,6 +480,36 @@ def test_a_layer_that_is_never_reached_is_refused() -> None:
 def test_a_layer_with_a_window_shows_no_rows() -> None:
     with pytest.raises(ModelUnavailable, match="layer 1 sees a window of 64 tokens only"):
         read(RowReader(tiny_network("gemma3"), (1, 5), 5, chunk=64), some_ids(TOKENS), a_plan())
+
+
+def test_a_window_that_is_kept_in_a_mask_alone_is_refused() -> None:
+    """Phi 3.5 MoE: our function is told of no window, and rows were off by a twentieth of all attention."""
+    config = transformers.PhimoeConfig(
+        **{**SIZES, "num_hidden_layers": 3, "sliding_window": 32, "num_local_experts": 2, "pad_token_id": 0}
+    )
+    network = transformers.AutoModel.from_config(config).eval().requires_grad_(False)
+    with pytest.raises(ModelUnavailable, match=r"layer 0 does not say what it sees \(sliding_attention\)"):
+        read(RowReader(network, (2,), 2, chunk=64), some_ids(TOKENS), a_plan())
+
+
+@pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention", "one of next year"])
+def test_a_layer_of_another_kind_is_refused(kind: str) -> None:
+    network = tiny_network("llama")
+    network.config.layer_types = ["full_attention", kind, *["full_attention"] * 4]
+    with pytest.raises(ModelUnavailable, match=rf"layer 1 does not say what it sees \({kind}\)"):
+        read(RowReader(network, LAYERS, DEPENDENCY, chunk=64), some_ids(TOKENS), a_plan())
+
+
+def test_a_window_that_holds_the_whole_context_hides_nothing() -> None:
+    network, ids, plan = tiny_network("gemma3"), some_ids(TOKENS), a_plan()
+    for layer in network.layers:
+        layer.self_attn.sliding_window = TOKENS
+    found = read(RowReader(network, (1, 5), 5, chunk=64), ids, plan)
+    usual = network.config.sliding_window
+    network.config.sliding_window = TOKENS  # of eager attention's mask
+    rho = eager_rho(eager_rows(network, ids, (1, 5)), plan)
+    network.config.sliding_window = usual
+    assert (found.rho - rho).abs().max() < TOLERANCE
 
 
 def test_learned_positions_are_read_as_well() -> None:
