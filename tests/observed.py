@@ -10,6 +10,8 @@ from graphstore.store.archive import open_queue
 from graphstore.store.engine import writer_engine
 from graphstore.store.replays import store_edges, store_nodes
 
+LATEST = 1e12  # claimed before whatever else waits
+
 
 def replay_of(
     density: Mapping[int, float],
@@ -51,7 +53,7 @@ def observe(
 ) -> None:
     """Queue, claim and finish a replay of this turn, in an archive that a proxy may have open."""
     with open_queue(path, clock=lambda: 0.0) as queue:
-        queue.add(ReplayRequest(session_id, turn, exchange_id, 0.0))
+        queue.add(ReplayRequest(session_id, turn, exchange_id, LATEST))
         job = queue.claim()
         assert job is not None and (job.session_id, job.turn) == (session_id, turn)
         assert queue.finish(job, replay, identifiers or {}, rule)

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from graphstore.evidence import Rule, StoredObservation, derive, observation_of, restricted
+from graphstore.evidence import RULES, Rule, StoredObservation, derive, observation_of, restricted
 from graphstore.graph import ContextGraph
 from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
@@ -250,8 +250,9 @@ class ReplayQueue:
         """
         density = {block.ordinal: block.density for block in replay.blocks}
         stale = frozenset(replaced(density, identifiers, self._parameters))
+        for any_rule in RULES:  # what is stored must do for a rebuild under each
+            observation_of(replay, any_rule, stale).check()
         observation = observation_of(replay, rule, stale)
-        observation.check()
         with self._transaction() as db:
             state = db.scalar(select(replay_jobs.c.state).where(replay_jobs.c.id == job.id))
             observed = last_observed(db, job.session_id)

@@ -38,6 +38,7 @@ def left_out_of(request: ParsedRequest, given_parameters: Parameters) -> frozens
         IdentifierCache(),
         session="s",
         turn=1,
+        rule="past-use",
     )
     return frozenset(i for o in choice.left_out for i in cut.blocks[o].messages)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graphstore.records import EdgeRow, NodeState
 from graphstore.store.archive import open_reader
-from tests.observed import plant
+from tests.observed import observe, replay_of
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, Dialogue, Message, read, said, turn, user
 
 OPENCODE = {"user-agent": "opencode/1.18.33 ai-sdk", "x-session-id": "ses_1"}
@@ -263,12 +262,12 @@ async def test_a_branch_inherits_what_the_graph_knows_of_the_shared_part_only(di
     await dialogue.send([user("one")], headers=OPENCODE)
     await dialogue.send([*first, *second, user("three")], headers=OPENCODE)
     await dialogue.close()
-    states = [NodeState(ordinal, 0.5, True, ordinal == 4) for ordinal in range(7)]
-    plant(dialogue.settings.db, 1, states, [EdgeRow(0, 1, 0.5, 0), EdgeRow(1, 4, 0.5, 1)])
+    seen = replay_of(dict.fromkeys(range(7), 0.5), [(0, 1, 0.5), (1, 4, 0.5)])
+    observe(dialogue.settings.db, 1, seen, turn=50)
     await dialogue.restart()
     await dialogue.send([*first, user("another way"), *read("c", "x")], headers=OPENCODE)
     await dialogue.close()
     with open_reader(dialogue.settings.db) as reader:
         known = {state.ordinal: (state.u, state.stale) for _, state in reader.load_blocks(2) if state.observed}
-        assert known == {0: (0.5, False), 1: (0.5, False), 2: (0.5, False)}
+        assert known == {0: (0.6, False), 1: (0.6, False), 2: (0.6, False)}
         assert [(edge.support, edge.dependent) for edge in reader.load_edges(2)] == [(0, 1)]

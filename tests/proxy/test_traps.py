@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from graphstore.records import NodeState
 from proxy.cli import main
 from proxy.conversations import ArchivedConversations
 from proxy.planning import Draft, Planner
 from proxy.rewrite import GuardFailure
-from tests.observed import plant
+from tests.observed import observe, replay_of
 from tests.proxy.dialogue import LUNCH_S, Dialogue, read, said, turn, user
 
 ID = {"x-session-id": "s"}
@@ -62,7 +61,7 @@ async def test_new_scores_wait_for_the_next_boundary(dialogue: Dialogue) -> None
     assert "def unique_first" not in before.text
     await dialogue.conversations.flush()
     assert isinstance(dialogue.conversations, ArchivedConversations)
-    plant(dialogue.settings.db, 1, [NodeState(1, 1.0, True, False), NodeState(4, 0.0, True, True)])
+    observe(dialogue.settings.db, 1, replay_of({1: 1.0, 4: 0.0}), turn=50)
 
     assert (await dialogue.send(history, headers=ID)).sent == before.sent
     history += read("more.py", "text")
