@@ -6,7 +6,7 @@ from pathlib import Path
 from graphstore.evidence import Rule
 from graphstore.records import EdgeRow, NodeState, ReplayRequest
 from graphstore.replays import BlockReading, Replay
-from graphstore.store.archive import open_queue
+from graphstore.store.archive import open_queue, open_reader
 from graphstore.store.engine import writer_engine
 from graphstore.store.replays import store_edges, store_nodes
 
@@ -47,11 +47,19 @@ def observe(
     replay: Replay,
     *,
     turn: int = 1,
-    exchange_id: int = 1,
+    exchange_id: int | None = None,
     rule: Rule = "paper",
     identifiers: Mapping[int, frozenset[str]] | None = None,
 ) -> None:
-    """Queue, claim and finish a replay of this turn, in an archive that a proxy may have open."""
+    """Queue, claim and finish a replay of this turn, in an archive that a proxy may have open.
+
+    Its exchange is the session's last one unless given.
+    """
+    if exchange_id is None:
+        with open_reader(path) as reader:
+            last = reader.last_exchange(session_id)
+            assert last is not None
+            exchange_id = last.id
     with open_queue(path, clock=lambda: 0.0) as queue:
         queue.add(ReplayRequest(session_id, turn, exchange_id, LATEST))
         job = queue.claim()
