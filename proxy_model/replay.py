@@ -333,7 +333,7 @@ class _Sampled:
         of = {place: (d, 1 / len(places)) for d, (_, places) in enumerate(plan.dependents) for place in places}
         of = of if with_dependents else {}
         groups = [dict.fromkeys(places, 1 / max(1, len(places))) for places in (plan.turn, plan.assistant)]
-        self.positions = sorted({*plan.turn, *of})
+        self.positions = sorted({*plan.turn, *plan.assistant, *of})
         self.dependent = [of[place][0] if place in of else None for place in self.positions]
         self.places = torch.tensor(self.positions, dtype=torch.int64, device=device)  # (W,)
         self.number = torch.tensor([-1 if d is None else d for d in self.dependent], device=device)  # (W,)

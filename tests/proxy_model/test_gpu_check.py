@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import multiprocessing
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -85,3 +87,12 @@ def test_the_benchmark_measures_every_ratio(
     out = capsys.readouterr().out
     for name in ("times faster", "share of collecting rows", "last layer 27", "times cheaper than cold"):
         assert name in out
+
+
+@pytest.mark.slow
+def test_a_measurement_has_a_process_of_its_own_and_may_die_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("bench_attention", monkeypatch)
+    assert module.apart(os.getpid) != os.getpid()
+    with pytest.raises(SystemExit, match="no memory for it"):
+        module.apart(os._exit, 1)
+    assert not multiprocessing.active_children()

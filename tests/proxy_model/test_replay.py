@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -197,6 +199,34 @@ def test_many_turns_in_a_row_leave_no_trace_of_the_cache() -> None:
         ids += some_ids(80, seed=turn + 1)
         rows = spread([*spans[-2], *spans[-1]], 30)
         plan = RowPlan(rows, rows[-3:], tuple((b, spread(spans[b], 9)) for b in (len(spans) - 2, len(spans) - 1)))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(5, 90),
+    st.lists(
+        st.tuples(st.integers(1, 2), st.integers(0, 200), st.integers(20, 120), st.integers(0, 3)),
+        min_size=2,
+        max_size=5,
+    ),
+)
+def test_whatever_was_read_before_rows_are_those_of_a_first_read(
+    chunk: int, contexts: list[tuple[int, int, int, int]]
+) -> None:
+    """(session, tokens that stay of the last context, new ones, which new ones). Histories grow, shrink and part."""
+    network = tiny_network("gemma3")
+    reader = RowReader(network, LAYERS, DEPENDENCY, chunk=chunk)
+    ids: list[int] = []
+    for session, stays, new, seed in contexts:
+        ids = ids[:stays] + some_ids(new, seed=seed)
+        middle = len(ids) // 2
+        spans = (((0, middle - 1),), ((middle, len(ids)),))
+        plan = RowPlan(spread(spans[1], 20), spread(spans[1], 5), ((1, spread(spans[1], 9)),))
+        found = read(reader, ids, plan, session, spans)
+        first = read(RowReader(network, LAYERS, DEPENDENCY, chunk=512), ids, plan, session, spans)
+        assert (found.rho - first.rho).abs().max() < TOLERANCE
+        assert (found.edges - first.edges).abs().max() < TOLERANCE
+        assert len(ids) - middle <= found.computed <= first.computed == len(ids)
 
 
 def test_the_cache_is_of_one_session() -> None:
