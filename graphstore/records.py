@@ -189,11 +189,14 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """A finished turn, to be replayed when a worker finds the time. Its latest exchange says what was served."""
+    """A finished turn, to be replayed when a worker finds the time. Its latest exchange says what was served.
+
+    `exchange_id` None: the turn was broken off; whatever was answered last in it, unless it waits already.
+    """
 
     session_id: int
     turn: int
-    exchange_id: int
+    exchange_id: int | None
     queued_at: float
 
 

@@ -16,6 +16,8 @@ from graphstore.parameters import Parameters
 from graphstore.records import Ending, ExchangeRow
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.reader import Reader
+from proxy.attention import attention_health
 from proxy.boundary import Policy
 from proxy.dialects.base import Answer, Dialect, DialectName
 from proxy.dialects.chat import ChatDialect
@@ -70,7 +72,9 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         rule=rule_of(settings),
         clock=clock,
     )
-    return ArchivedConversations(archive, recorder, planner, dialects, clock)
+    return ArchivedConversations(
+        archive, recorder, planner, dialects, clock, lambda reader: attention_health(reader, settings)
+    )
 
 
 def rule_of(settings: Settings) -> Rule | None:
@@ -152,7 +156,10 @@ class ArchivedConversations:
         planner: Planner,
         dialects: Mapping[DialectName, Dialect],
         clock: Clock,
+        attention: Callable[[Reader], dict[str, object]],
     ) -> None:
+        """`attention` says how the replay worker is, for health."""
+        self._attention = attention
         self._archive = archive
         self._recorder = recorder
         self._planner = planner
@@ -193,7 +200,7 @@ class ArchivedConversations:
             "problem": str(failure) if failure is not None else None,
             "batches_waiting": self._archive.writer.pending,
             "batches_lost": self._archive.writer.lost,
-            "attention": "none: every importance is 0",
+            "attention": self._attention(self._archive.reader),
         }
 
     async def flush(self) -> None:

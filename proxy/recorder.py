@@ -21,6 +21,7 @@ from graphstore.records import (
     Fork,
     MessageRow,
     NodeRow,
+    ReplayRequest,
     SelectionRow,
     SessionRow,
 )
@@ -205,9 +206,17 @@ class Recorder:
             ),
             sessions=(_without_lost_parent(found.session, snapshot),),
             blocks=tuple(blocks),
+            replays=self._broken_off(row, found),
             forks=(Fork(snapshot.id, parent.row.id, found.shared_ordinals),) if parent and not orphan else (),
             exchanges=(row,),
         )
+
+    @staticmethod
+    def _broken_off(row: ExchangeRow, found: Identified) -> tuple[ReplayRequest, ...]:
+        """A new turn shows that the one before it has ended, however it did."""
+        if row.session_id is None or row.step or row.turn < 2 or found.outcome in ("side", "retry"):
+            return ()
+        return (ReplayRequest(row.session_id, row.turn - 1, None, row.started_at),)
 
     def _ended(
         self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None, *, moves: bool
@@ -232,6 +241,10 @@ class Recorder:
                     _message(raw, f"{dialect.message_text(raw)}\n{dialect.call_text(raw)}".strip())
                     for raw in answer.messages
                 )
+        replays: tuple[ReplayRequest, ...] = ()
+        ends_turn = answer is not None and answer.complete and answer.ends_turn
+        if ends_turn and row.session_id is not None and _is_of_agent(row, session):
+            replays = (ReplayRequest(row.session_id, row.turn, row.id, row.ended_at or row.started_at),)
         answers = tuple(AnswerRow(row.id, position, message.id) for position, message in enumerate(messages))
         _log(row, session)
         self._writer.submit(
@@ -240,6 +253,7 @@ class Recorder:
                 sessions=(session,) if session is not None and moves else (),
                 exchanges=(row,),
                 answers=answers,
+                replays=replays,
             )
         )
 
@@ -248,6 +262,10 @@ def _note_loss(session: Session, done: "Future[None]") -> None:
     """Later rows refer to earlier ones. A batch that is only late is told like one that is lost: no harm in twice."""
     if done.exception() is not None:
         session.has_gap = True
+
+
+def _is_of_agent(row: ExchangeRow, session: SessionRow | None) -> bool:
+    return session is not None and session.kind == "agent" and row.outcome not in ("side", "opaque")
 
 
 def _without_lost_parent(session: Session, row: SessionRow) -> SessionRow:

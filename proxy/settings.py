@@ -101,6 +101,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "transformers are installed. `off`: never."
         ),
     ] = "auto"
+    attention_model: Annotated[
+        str,
+        _doc("The local model: a Hugging Face name, a folder, or a .gguf file. See docs/attention.md for small ones."),
+    ] = "Qwen/Qwen3-0.6B"
+    attention_device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"], _doc("Where it runs. `auto`: on a GPU where there is one.")
+    ] = "auto"
+    attention_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _doc("Precision of its weights. `auto`: 16 bits on a GPU and on processors that are fast with them."),
+    ] = "auto"
+    attention_max_tokens: Annotated[
+        int, _doc("A longer context loses its oldest blocks in the replay, and `recap show` says so.", ge=64)
+    ] = 32_768
+    attention_threads: Annotated[int, _doc("Processor threads of the worker. 0: as torch decides.", ge=0)] = 0
+    attention_offline: Annotated[
+        bool, _doc("Never look for the model on the network (HF_HUB_OFFLINE does the same).")
+    ] = False
     attention_layers: Annotated[
         tuple[int, ...],
         _doc(
@@ -131,6 +149,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
 
+SWITCHES = frozenset({"notice", "attention_offline"})  # flags without a value
+
 HINTS: Mapping[str, Any] = {
     name: hint for name, hint in get_type_hints(Settings, include_extras=True).items() if name[0] != "_"
 }
@@ -150,13 +170,23 @@ def env_of(name: str) -> str:
     return _ENV_PREFIX + name.upper()
 
 
+def environ_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """These settings as variables, for a process that is to have the same."""
+    found = {}
+    for name in names:
+        value = getattr(settings, name)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        found[env_of(name)] = text.lower() if isinstance(value, bool) else text
+    return found
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting, and `--config`. Values stay text until `load_settings` checks them all alike."""
     group = parser.add_argument_group("settings", "also as RECAP_NAME in the environment, or name = value in the file")
     group.add_argument("--config", metavar="PATH", help="TOML file with settings")
     for name in HINTS:
         text = description_of(name).replace("%", "%%")
-        if name == "notice":
+        if name in SWITCHES:
             group.add_argument(flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
             group.add_argument(flag_of(name), dest=name, metavar="VALUE", help=text)

@@ -203,6 +203,12 @@ class Reader:
             standing = _present_nodes(db, session_id)
             return [_block(row, standing.get(row.ordinal, ())) for row in db.execute(query)]
 
+    def block_ordinals(self, session_id: int) -> dict[int, int]:
+        """Node id -> ordinal of the block that stands or once stood there."""
+        query = select(block_nodes.c.node_id, block_nodes.c.ordinal).where(block_nodes.c.session_id == session_id)
+        with self.snapshot() as db:
+            return {row.node_id: row.ordinal for row in db.execute(query)}
+
     def block_tokens(self, session_id: int) -> dict[int, int]:
         """Ordinal -> tokens of the messages that `load_blocks` names."""
         with self.snapshot() as db:
@@ -271,6 +277,11 @@ class Reader:
         query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id)
         with self.snapshot() as db:
             return [_exchange(row) for row in db.execute(query)]
+
+    def load_exchange(self, exchange_id: int) -> ExchangeRow | None:
+        with self.snapshot() as db:
+            row = db.execute(select(exchanges).where(exchanges.c.id == exchange_id)).first()
+            return None if row is None else _exchange(row)
 
     def last_exchange(self, session_id: int) -> ExchangeRow | None:
         query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id.desc()).limit(1)

@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from graphstore.store.engine import OwnerLock, explain, writer_engine
 from graphstore.store.schema import (
     blocks,
     edges,
+    exchanges,
     inheritances,
     observation_blocks,
     observation_edges,
@@ -49,6 +51,9 @@ Identifiers = Mapping[int, frozenset[str]]
 
 def queue_replay(db: Connection, request: ReplayRequest) -> None:
     """Add a job, or point a waiting one of the same turn at the newer exchange. Claimed and ended jobs stay."""
+    if request.exchange_id is None:
+        _queue_broken_off(db, request)
+        return
     statement = upsert(replay_jobs).values(
         session_id=request.session_id,
         turn=request.turn,
@@ -74,6 +79,22 @@ def queue_replay(db: Connection, request: ReplayRequest) -> None:
         .where(replay_jobs.c.id.in_(excess.scalar_subquery()))
         .values(state="folded", ended_at=request.queued_at, error=f"more than {JOBS_MAX} turns waited")
     )
+
+
+def _queue_broken_off(db: Connection, request: ReplayRequest) -> None:
+    known = replay_jobs.c.session_id == request.session_id, replay_jobs.c.turn == request.turn
+    if db.execute(select(replay_jobs.c.id).where(*known)).first() is not None:
+        return
+    answered = (
+        exchanges.c.session_id == request.session_id,
+        exchanges.c.turn == request.turn,
+        exchanges.c.outcome.not_in(("side", "opaque")),
+        exchanges.c.ended_at.is_not(None),
+        exchanges.c.status < 400,
+    )
+    last = db.scalar(select(func.max(exchanges.c.id)).where(*answered))
+    if last is not None:
+        queue_replay(db, replace(request, exchange_id=last))
 
 
 def inherit(db: Connection, fork: Fork) -> None:

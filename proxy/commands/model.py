@@ -47,7 +47,7 @@ def replay_config(settings: Settings) -> ReplayConfig:
     given: dict[str, Any] = {
         n: getattr(settings, f"attention_{n}") for n in names if hasattr(settings, f"attention_{n}")
     }
-    return ReplayConfig(**given)
+    return ReplayConfig(**given | {"threads": settings.attention_threads or None})
 
 
 def lines(result: "Check", *, by_rule: bool) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,19 @@
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import sys
+import time
 
 from proxy import memory
-from proxy.settings import Settings
+from proxy.attention import why_none
+from proxy.settings import HINTS, Settings, environ_of
+from proxy.supervisor import Supervisor, worker_command
 
 log = logging.getLogger("recap")
+
+WORKER_SETTINGS = ("db", "attention", "evidence", "log_level")  # beginnings of the names of what the worker must share
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -20,7 +26,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from proxy import server
 
     memory.reuse_pages()
-    _configure_logging(settings.log_level)
+    configure_logging(settings.log_level)
     # The socket comes first: a second proxy on the same port must not touch the first one's archive.
     with server.bind(settings.host, settings.port) as listener:
         server.run(_serve(settings, listener))
@@ -33,14 +39,28 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
     conversations = await open_conversations(settings)
     memory.settle()
+    supervisor = _supervisor(settings)
     async with open_app(settings, conversations) as app:
         _announce(settings, listener)
         trimming = asyncio.create_task(memory.return_pages())
+        if supervisor is not None:
+            supervisor.start()
         try:
             await serve(Server(app), listener)
         finally:
             trimming.cancel()
+            if supervisor is not None:
+                await supervisor.stop()
     log.info("serve.stopped")
+
+
+def _supervisor(settings: Settings) -> Supervisor | None:
+    """The worker's keeper, where the worker can run at all. The worker reads the same file and environment as we do."""
+    if absent := why_none(settings):
+        log.info("attention.none %s (%s)", *absent)
+        return None
+    environ = {**os.environ, **environ_of(settings, [name for name in HINTS if name.startswith(WORKER_SETTINGS)])}
+    return Supervisor(worker_command(), environ, clock=time.monotonic)
 
 
 def _announce(settings: Settings, listener: socket.socket) -> None:
@@ -50,7 +70,7 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
     log.info("Point your agent at OPENAI_BASE_URL=http://%s/v1  (Ctrl-C lets streams end, twice cuts them)", authority)
 
 
-def _configure_logging(level: str) -> None:
+def configure_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # Libraries may write headers at their debug level, and headers hold keys; Alembic reports its own setting up.
     for name in ("aiohttp", "alembic", "httpx", "httpcore", "uvicorn", "asyncio"):

@@ -33,6 +33,12 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kappa": ("3", 3.0),
     "delta": ("0.2", 0.2),
     "attention": ("off", "off"),
+    "attention_model": ("models/small.gguf", "models/small.gguf"),
+    "attention_device": ("cuda", "cuda"),
+    "attention_dtype": ("float32", "float32"),
+    "attention_max_tokens": ("4096", 4096),
+    "attention_threads": ("1", 1),
+    "attention_offline": ("true", True),
     "attention_layers": ("5, 11", (5, 11)),
     "evidence": ("past-use", "past-use"),
     "seed": ("-4", -4),
@@ -66,7 +72,9 @@ def test_every_setting_is_tried() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_each_setting_by_flag_variable_and_file(name: str, tmp_path: Path) -> None:
     text, value = VALUES[name]
-    flags = ["--no-notice"] if name == "notice" else [f"{flag_of(name)}={text}"]
+    flags = [f"{flag_of(name)}={text}"]
+    if isinstance(value, bool):
+        flags = [flag_of(name) if value else flag_of(name).replace("--", "--no-", 1)]
     toml = json.dumps(list(value) if isinstance(value, tuple) else value)
     ways = {
         f"flag {flag_of(name)}": load(flags),

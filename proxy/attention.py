@@ -1,0 +1,60 @@
+"""Whether replays are made here, and if not, why: for health, for `show`, for starting the worker. Imports no torch."""
+
+import os
+from importlib.util import find_spec
+
+from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.reader import Reader
+from proxy.settings import Settings
+
+LIBRARIES = ("torch", "transformers")
+INSTALL = "pip install 'recap-proxy[attention]', then restart the proxy"
+
+
+def missing_libraries() -> list[str]:
+    return [name for name in LIBRARIES if find_spec(name) is None]
+
+
+def why_none(settings: Settings) -> tuple[str, str] | None:
+    """Problem and remedy when no worker is to run; None when one is."""
+    if settings.attention == "off":
+        return "the setting attention is off", "set attention to auto"
+    if missing := missing_libraries():
+        return f"{' and '.join(missing)} cannot be imported here", INSTALL
+    return None
+
+
+def attention_health(reader: Reader, settings: Settings) -> dict[str, object]:
+    """`state`: off, missing (libraries), waiting (no worker has started yet), dead, or what the worker last said."""
+    found: dict[str, object] = {"state": "off", "evidence": settings.evidence, "model": settings.attention_model}
+    absent = why_none(settings)
+    try:
+        jobs, status, failed = reader.count_jobs(), reader.worker_status(), reader.last_failed_job()
+    except ArchiveUnavailable as error:
+        return found | {"state": "unknown", "problem": error.problem, "remedy": error.remedy}
+    found |= {"queued": jobs.get("queued", 0), "done": jobs.get("done", 0), "failed": jobs.get("failed", 0)}
+    found |= {"last_error": failed.error if failed else None, "problem": None, "remedy": None}
+    if absent is not None:
+        state = "off" if settings.attention == "off" else "missing"
+        return found | {"state": state, "problem": absent[0], "remedy": absent[1]}
+    if status is None:
+        return found | {"state": "waiting"}
+    alive = status.state != "stopped" and is_alive(status.pid)
+    problem, _, remedy = (status.problem or "").partition("; ")
+    return found | {
+        "state": status.state if alive or status.state == "stopped" else "dead",
+        "model": status.model,
+        "device": status.device,
+        "problem": problem or None,
+        "remedy": remedy or None,
+    }
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
