@@ -17,6 +17,7 @@ from proxy_model.errors import ModelUnavailable, ReplayError
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # between two looks at an empty queue: a reading query on an index
+FORGET_POLLS = 600  # then the keys and values of the last context go: a session that rests begins anew anyway
 MODEL_PAUSES_S = (30.0, 120.0, 600.0)  # before a model that could not be loaded is tried again
 ARCHIVE_PAUSE_S = 5.0
 
@@ -32,6 +33,9 @@ class Observer(Protocol):
     """A loaded model. Raises ReplayError; whatever else it raises counts as a fault of this replay."""
 
     def observe(self, blocks: Sequence[ContextBlock], session: int) -> Replay: ...
+
+    def forget(self) -> None:
+        """Free what is kept for the next replay."""
 
 
 class Context(Protocol):
@@ -64,6 +68,7 @@ class Worker:
     pause: Callable[[float], object]
     _observer: Observer | None = None
     _failures: int = 0
+    _idle_polls: int = 0
 
     def run(self) -> None:
         """Until `Stopped`. Raises nothing else."""
@@ -79,8 +84,12 @@ class Worker:
         """One look at the queue, and what follows from it."""
         job = self._guarded(self._next)
         if job is None:
+            self._idle_polls += 1
+            if self._observer is not None and self._idle_polls == FORGET_POLLS:
+                self._observer.forget()
             self.pause(POLL_S)
             return
+        self._idle_polls = 0
         try:
             self._work(job)
         except Stopped:

@@ -1,0 +1,96 @@
+"""What health says of attention: which signal is missing, why, and what to do."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphstore.records import WorkerStatus
+from graphstore.store.archive import open_queue, open_reader
+from proxy import attention
+from proxy.attention import attention_health
+from proxy.settings import Settings
+from tests.observed import observe, replay_of
+from tests.proxy.dialogue import Dialogue, user
+
+ID = {"x-session-id": "one"}
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever this runs, torch and transformers count as installed."""
+    monkeypatch.setattr(attention, "find_spec", lambda name: object())
+
+
+def health(dialogue: Dialogue, **changes: object) -> dict[str, object]:
+    settings = Settings(db=dialogue.settings.db, **changes)  # type: ignore[arg-type]
+    with open_reader(dialogue.settings.db) as reader:
+        return attention_health(reader, settings)
+
+
+async def one_turn(tmp_path: Path) -> Dialogue:
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send([user("one")], headers=ID)
+    await dialogue.close()
+    return dialogue
+
+
+def tell(dialogue: Dialogue, state: str, pid: int, problem: str | None = None) -> None:
+    with open_queue(dialogue.settings.db) as queue:
+        status = WorkerStatus(pid, state, "test/model", "cpu", problem, 0.0)  # type: ignore[arg-type]
+        queue.set_status(status)
+
+
+async def test_without_libraries_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "find_spec", lambda name: None if name == "torch" else object())
+    found = health(await one_turn(tmp_path))
+    assert (found["state"], found["problem"]) == ("missing", "torch cannot be imported here")
+    assert "recap-proxy[attention]" in str(found["remedy"])
+    assert found["queued"] == 1
+
+
+async def test_off_is_off(tmp_path: Path, libraries: None) -> None:
+    assert health(await one_turn(tmp_path), attention="off")["state"] == "off"
+
+
+async def test_a_worker_that_has_not_said_anything_yet(tmp_path: Path, libraries: None) -> None:
+    assert health(await one_turn(tmp_path))["state"] == "waiting"
+
+
+async def test_what_the_worker_said_last_counts_while_it_lives(tmp_path: Path, libraries: None) -> None:
+    dialogue = await one_turn(tmp_path)
+    tell(dialogue, "unavailable", os.getpid(), "there are no weights; fetch them")
+    found = health(dialogue)
+    assert (found["state"], found["problem"], found["remedy"]) == ("unavailable", "there are no weights", "fetch them")
+    assert (found["model"], found["device"]) == ("test/model", "cpu")
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await ended.wait()
+    tell(dialogue, "replaying", ended.pid)
+    assert health(dialogue)["state"] == "dead"
+    tell(dialogue, "stopped", ended.pid)
+    assert health(dialogue)["state"] == "stopped"
+
+
+async def test_jobs_are_counted_and_the_last_failure_told(tmp_path: Path, libraries: None) -> None:
+    dialogue = await one_turn(tmp_path)
+    with open_queue(dialogue.settings.db) as queue:
+        job = queue.claim()
+        assert job is not None
+        queue.fail(job, "NaN in the rows; report it", again=False)
+    found = health(dialogue)
+    assert (found["queued"], found["failed"], found["last_error"]) == (0, 1, "NaN in the rows; report it")
+
+
+async def test_the_running_proxy_tells_it(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path, changes={"attention": "off"})
+    told = dialogue.conversations.health()["attention"]
+    assert isinstance(told, dict) and told["state"] == "off" and told["evidence"] == "auto"
+    await dialogue.close()
+
+
+async def test_replays_are_counted_as_done(tmp_path: Path, libraries: None) -> None:
+    dialogue = await one_turn(tmp_path)
+    observe(dialogue.settings.db, 1, replay_of({0: 0.5}), turn=1)
+    assert health(dialogue)["done"] == 1

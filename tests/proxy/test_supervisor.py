@@ -1,0 +1,131 @@
+"""The worker is started again when it dies, ends in order with the proxy, and never outlives it."""
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from proxy.attention import is_alive
+from proxy.supervisor import PAUSES_S, STEADY_S, Supervisor
+
+DEADLINE_S = 20
+WAITS_FOR_STDIN = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+ENDS = [sys.executable, "-c", "raise SystemExit(3)"]
+
+
+class Sleeps:
+    """Stands for the wait before a restart: notes how long it would be, and lets the first few end at once."""
+
+    def __init__(self, allowed: int) -> None:
+        self.lengths: list[float] = []
+        self.enough = asyncio.Event()
+        self._allowed = allowed
+
+    async def __call__(self, seconds: float) -> None:
+        self.lengths.append(seconds)
+        if len(self.lengths) == self._allowed:
+            self.enough.set()
+            await asyncio.Event().wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let real processes get on: they are not ours to clock."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110  # processes set no events
+            await asyncio.sleep(0.01)
+
+
+async def test_it_is_started_again_with_growing_pauses() -> None:
+    sleeps = Sleeps(6)
+    supervisor = Supervisor(ENDS, os.environ, clock=lambda: 0.0, sleep=sleeps)
+    supervisor.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await sleeps.enough.wait()
+    await supervisor.stop()
+    assert sleeps.lengths == [*PAUSES_S, PAUSES_S[-1], PAUSES_S[-1]]
+
+
+async def test_a_worker_that_ran_well_starts_at_once() -> None:
+    times = iter(range(0, 10_000, int(STEADY_S)))
+    sleeps = Sleeps(3)
+    supervisor = Supervisor(ENDS, os.environ, clock=lambda: float(next(times)), sleep=sleeps)
+    supervisor.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await sleeps.enough.wait()
+    await supervisor.stop()
+    assert sleeps.lengths == [PAUSES_S[0]] * 3
+
+
+async def test_a_killed_worker_is_replaced() -> None:
+    sleeps = Sleeps(2)
+    supervisor = Supervisor(WAITS_FOR_STDIN, os.environ, clock=lambda: 0.0, sleep=sleeps)
+    supervisor.start()
+    await until(lambda: supervisor.pid is not None)
+    first = supervisor.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor.pid not in (None, first))
+    await supervisor.stop()
+    assert supervisor.pid is None and sleeps.lengths == [PAUSES_S[0]]
+
+
+async def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.supervisor.STOP_S", 0.01)
+    code = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    supervisor = Supervisor([sys.executable, "-c", code], os.environ, clock=lambda: 0.0)
+    supervisor.start()
+    await until(lambda: supervisor.pid is not None)
+    pid = supervisor.pid
+    assert pid is not None
+    await supervisor.stop()
+    assert not is_alive(pid)
+
+
+async def test_stopping_what_never_started_is_nothing() -> None:
+    supervisor = Supervisor(["/nonexistent/worker"], os.environ, clock=lambda: 0.0, sleep=Sleeps(1))
+    await supervisor.stop()
+    supervisor.start()
+    await asyncio.sleep(0)
+    await supervisor.stop()
+    assert supervisor.pid is None
+
+
+PROXY = textwrap.dedent(
+    """
+    import asyncio, os, sys, time
+    from proxy.supervisor import Supervisor
+
+    async def main():
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        supervisor = Supervisor(command, os.environ, clock=time.monotonic)
+        supervisor.start()
+        while supervisor.pid is None:
+            await asyncio.sleep(0.01)
+        print(supervisor.pid, flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+    """
+)
+
+
+async def test_a_killed_proxy_takes_its_worker_along() -> None:
+    proxy = await asyncio.create_subprocess_exec(sys.executable, "-c", PROXY, stdout=asyncio.subprocess.PIPE)
+    assert proxy.stdout is not None
+    worker = int(await proxy.stdout.readline())
+    assert is_alive(worker)
+    proxy.kill()
+    await proxy.wait()
+    await until(lambda: not is_alive(worker) or _is_zombie(worker))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
