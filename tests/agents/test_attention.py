@@ -24,7 +24,7 @@ from tests.fakes.scripted_upstream import ScriptedUpstream
 from tests.support import running_proxy
 
 IDLE_AFTER_S = 600.0
-BETA = 0.4
+BETA = 0.25  # room for one of the six files
 MAX_TOKENS = 6000  # SmolLM2 takes 8,192; half of this are the agent's instructions
 DEADLINE_S = 240.0
 ONLY_ATTENTION = Parameters(beta=BETA, lam=0.0, eps=0.0)  # words and chance have no say
