@@ -1,10 +1,11 @@
 """Whether replays are made here, and if not, why: for health, for `show`, for starting the worker. Imports no torch."""
 
-import os
 from importlib.util import find_spec
+from pathlib import Path
 
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
+from graphstore.store.replays import worker_runs
 from proxy.settings import Settings
 
 LIBRARIES = ("torch", "transformers")
@@ -27,7 +28,8 @@ def why_none(settings: Settings) -> tuple[str, str] | None:
 def attention_health(reader: Reader, settings: Settings) -> dict[str, object]:
     """`state`: off, missing (libraries), waiting (no worker has started yet), dead, or what the worker last said."""
     found: dict[str, object] = {"state": "off", "evidence": settings.evidence, "model": settings.attention_model}
-    absent = why_none(settings)
+    runs = worker_runs(Path(settings.db))  # perhaps in another container, which has the libraries
+    absent = None if runs else why_none(settings)
     try:
         jobs, status, failed = reader.count_jobs(), reader.worker_status(), reader.last_failed_job()
     except ArchiveUnavailable as error:
@@ -39,22 +41,11 @@ def attention_health(reader: Reader, settings: Settings) -> dict[str, object]:
         return found | {"state": state, "problem": absent[0], "remedy": absent[1]}
     if status is None:
         return found | {"state": "waiting"}
-    alive = status.state != "stopped" and is_alive(status.pid)
     problem, _, remedy = (status.problem or "").partition("; ")
     return found | {
-        "state": status.state if alive or status.state == "stopped" else "dead",
+        "state": status.state if runs or status.state == "stopped" else "dead",
         "model": status.model,
         "device": status.device,
         "problem": problem or None,
         "remedy": remedy or None,
     }
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

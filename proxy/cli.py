@@ -14,11 +14,11 @@ from importlib.metadata import version
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import AmbiguousSession
 from graphstore.store.report import UnknownSession
-from proxy.commands import config, explain, export, model, rebuild, serve, sessions, show, verify, worker
+from proxy.commands import config, explain, export, health, model, rebuild, serve, sessions, show, verify, worker
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
-COMMANDS = (serve, sessions, show, explain, verify, export, rebuild, worker, model, config)
+COMMANDS = (serve, sessions, show, explain, verify, export, rebuild, health, worker, model, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -104,10 +104,16 @@ def _left_out(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
 def _turn_start(reader: Reader, job: ReplayJob, dialect: Dialect, contents: Sequence[bytes]) -> int:
     """Position of the request that opened the first turn to be replayed: the run of user messages that came last then.
 
-    A turn of which the archive has only later steps begins at the last request of the history.
+    After an undo the shortest history counts: from there on nothing that stands now has been replayed. A turn of which
+    the archive has only later steps begins at the last request of the history.
     """
-    turns = (row for row in reader.session_exchanges(job.session_id) if row.turn >= job.since_turn and row.step == 0)
-    opening = next((row.messages_total for row in turns if 0 < row.messages_total <= len(contents)), len(contents))
+    openings = (
+        row.messages_total
+        for row in reader.session_exchanges(job.session_id)
+        if row.turn >= job.since_turn and row.step == 0 and row.outcome not in ("side", "opaque")
+    )
+    opening = min((total for total in openings if total > 0), default=len(contents))
+    opening = min(opening, len(contents))
     roles = [dialect.parse_message(raw).role for raw in contents]
     end = next((i for i in range(opening - 1, -1, -1) if roles[i] == "user"), None)
     if end is None:

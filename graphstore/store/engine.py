@@ -125,6 +125,21 @@ class OwnerLock:
             self._fd = -1
 
 
+def is_owned(path: Path) -> bool:
+    """Whether some process holds the `OwnerLock` of this path, in this container or in another one on this machine."""
+    try:
+        fd = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def writer_engine(path: Path) -> Engine:
     """Engine of the one connection that writes. The file must exist (`ensure_private`)."""
     engine = _engine(path, "rw", begin="BEGIN IMMEDIATE", pool_size=1)

@@ -24,7 +24,7 @@ from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
 from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
 from graphstore.scoring import replaced
-from graphstore.store.engine import OwnerLock, explain, writer_engine
+from graphstore.store.engine import OwnerLock, explain, is_owned, writer_engine
 from graphstore.store.schema import (
     blocks,
     edges,
@@ -44,6 +44,15 @@ WORKER = "attention"  # the one row of `workers`
 GROUPS: tuple[RowGroup, ...] = ("turn", "assistant")
 
 Identifiers = Mapping[int, frozenset[str]]
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.worker")
+
+
+def worker_runs(path: Path) -> bool:
+    """Whether a worker has this archive's jobs in hand, whatever it last said of itself."""
+    return is_owned(_lock_of(path))
 
 
 # -- on a transaction of the proxy's writer ---------------------------------------------------------------------------
@@ -206,7 +215,7 @@ class ReplayQueue:
         """
         self._clock = clock
         self._parameters = parameters or Parameters()
-        self._lock = OwnerLock(path.with_name(f"{path.name}.worker")) if claims else None
+        self._lock = OwnerLock(_lock_of(path)) if claims else None
         self._engine: Engine = writer_engine(path)
 
     def close(self) -> None:

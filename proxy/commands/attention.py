@@ -1,9 +1,12 @@
 """What replays said, in words: for `show`, `explain` and everything else that prints it."""
 
+from pathlib import Path
+
 from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule, StoredObservation
 from graphstore.records import JobRow
 from graphstore.store.reader import Reader
-from proxy.attention import is_alive, why_none
+from graphstore.store.replays import worker_runs
+from proxy.attention import why_none
 from proxy.commands.text import count, duration, number, plain, short
 from proxy.settings import Settings
 
@@ -36,14 +39,15 @@ def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
     jobs = reader.load_jobs(session_id)
     failed = next((job for job in reversed(jobs) if job.state == "failed"), None)
     status = reader.worker_status()
-    if absent := why_none(settings):
+    runs = worker_runs(Path(settings.db))
+    if not runs and (absent := why_none(settings)):
         return f"{absent[0]}; {absent[1]}"
     if status is not None and status.problem:
         return plain(status.problem)
     if failed is not None:
         return f"the replay of turn {failed.turn} failed: {plain(failed.error or '')}"
     if any(job.state in ("queued", "claimed") for job in jobs):
-        if status is None or status.state == "stopped" or not is_alive(status.pid):
+        if status is None or not runs:
             return "a turn waits and no worker runs; `recap serve` starts one, or run `recap worker`"
         return f"a turn waits for the worker, which is {status.state}"
     return "no turn of it has ended yet"

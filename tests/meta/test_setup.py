@@ -33,7 +33,7 @@ def test_agents_have_exact_versions() -> None:
 def test_ci_is_make_test_with_the_agents_required() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-2:] == ["export TEST_AGENTS_REQUIRED=1", "exec make test"]
+    assert script.read_text().splitlines()[-2:] == ["export TEST_AGENTS_REQUIRED=1 TEST_MODELS_REQUIRED=1", "exec make test"]
 
 
 def test_a_required_agent_that_is_absent_fails(tmp_path: Path) -> None:
@@ -81,8 +81,13 @@ def test_the_image_holds_every_package_and_nothing_is_ignored_that_it_copies() -
 
 def test_the_image_runs_as_a_user_of_its_own_with_its_data_in_a_volume() -> None:
     lines = read("Dockerfile").splitlines()
-    user, entry = lines.index("USER recap"), lines.index('ENTRYPOINT ["recap"]')
-    assert user < entry and not any(line.startswith("USER") for line in lines[user + 1 :])
+    stages = "\n".join(lines).split("\nFROM ")[1:]
+    assert [stage.split()[2] for stage in stages] == ["base", "worker", "proxy"]
+    assert 'ENTRYPOINT ["recap"]' in stages[0] and "CMD" not in stages[0]
+    for stage in stages[1:]:
+        assert re.findall(r"^USER (.*)$", stage, re.MULTILINE) == ["recap"]
+        assert stage.rindex("USER recap") > stage.rfind("RUN "), "nothing is installed as that user"
+        assert len(re.findall(r"^CMD ", stage, re.MULTILINE)) == 1
     assert "VOLUME /data" in lines and "RECAP_DB=/data/recap.db" in read("Dockerfile")
 
 
@@ -90,6 +95,14 @@ def test_the_image_runs_as_a_user_of_its_own_with_its_data_in_a_volume() -> None
 def test_the_container_sets_variables_that_exist(name: str) -> None:
     used = set(re.findall(r"\bRECAP_[A-Z_]+", read(name)))
     assert used and used <= SETTING_VARIABLES
+
+
+def test_compose_gives_the_worker_a_gpu_the_archive_and_a_healthcheck() -> None:
+    text = read("docker-compose.yml")
+    proxy, worker = text.split("\n  worker:\n")
+    assert "capabilities: [gpu]" in worker and "capabilities" not in proxy
+    assert all("- recap:/data" in service and "healthcheck:" in service for service in (proxy, worker))
+    assert set(re.findall(r"target: (\w+)", text)) == {"proxy", "worker"}
 
 
 def test_compose_publishes_on_the_loopback_and_insists_on_a_key() -> None:

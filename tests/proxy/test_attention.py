@@ -1,8 +1,5 @@
 """What health says of attention: which signal is missing, why, and what to do."""
 
-import asyncio
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,18 +56,26 @@ async def test_a_worker_that_has_not_said_anything_yet(tmp_path: Path, libraries
     assert health(await one_turn(tmp_path))["state"] == "waiting"
 
 
-async def test_what_the_worker_said_last_counts_while_it_lives(tmp_path: Path, libraries: None) -> None:
+async def test_what_the_worker_said_last_counts_while_it_runs(tmp_path: Path, libraries: None) -> None:
     dialogue = await one_turn(tmp_path)
-    tell(dialogue, "unavailable", os.getpid(), "there are no weights; fetch them")
-    found = health(dialogue)
-    assert (found["state"], found["problem"], found["remedy"]) == ("unavailable", "there are no weights", "fetch them")
-    assert (found["model"], found["device"]) == ("test/model", "cpu")
-    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    await ended.wait()
-    tell(dialogue, "replaying", ended.pid)
+    with open_queue(dialogue.settings.db) as queue:
+        queue.set_status(WorkerStatus(1, "unavailable", "test/model", "cpu", "there are no weights; fetch them", 0.0))
+        found = health(dialogue)
+        assert (found["state"], found["problem"]) == ("unavailable", "there are no weights")
+        assert (found["remedy"], found["model"], found["device"]) == ("fetch them", "test/model", "cpu")
     assert health(dialogue)["state"] == "dead"
-    tell(dialogue, "stopped", ended.pid)
+    tell(dialogue, "stopped", 1)
     assert health(dialogue)["state"] == "stopped"
+
+
+async def test_a_worker_elsewhere_has_its_own_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers the proxy has no torch and the worker has."""
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    dialogue = await one_turn(tmp_path)
+    with open_queue(dialogue.settings.db) as queue:
+        queue.set_status(WorkerStatus(1, "idle", "test/model", "cuda", None, 0.0))
+        assert health(dialogue)["state"] == "idle"
+    assert health(dialogue)["state"] == "missing"
 
 
 async def test_jobs_are_counted_and_the_last_failure_told(tmp_path: Path, libraries: None) -> None:

@@ -84,6 +84,28 @@ async def test_only_what_no_replay_has_covered_belongs_to_the_turn(dialogue: Dia
     ]
 
 
+async def test_after_an_undo_everything_that_was_said_anew_belongs_to_the_turn(dialogue: Dialogue) -> None:
+    """The turn that was taken back opened at a later place than the one that stands there now."""
+    first, second, third, last = (turn(f"look at {name}", name) for name in ("alpha", "beta", "gamma", "last"))
+    taken_back = [*first, *second, *third[:1]]
+    anew = [*first, *second[:1]]  # the second request again, answered anew
+    for history in (first[:1], taken_back, anew, [*anew, said("done"), *last[:1]]):
+        await dialogue.send(history, headers=ID)
+    blocks = (await context(dialogue, since_turn=2)).blocks
+    assert [block.parts[0].text for block in blocks if block.in_turn] == ["look at beta", "done", "look at last", "ok"]
+
+
+async def test_a_request_that_moves_no_session_opens_no_turn(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path, dialect="responses")
+    one, two = ({"type": "message", "role": "user", "content": text} for text in ("one", "two"))
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]}
+    await dialogue.send([one], headers=ID)
+    await dialogue.send([one], headers=ID, more={"previous_response_id": "resp_1"})  # not understood: passes through
+    await dialogue.send([one, answer, two], headers=ID)
+    found = await context(dialogue, since_turn=2)
+    assert [block.parts[0].text for block in found.blocks if block.in_turn] == ["two", "ok"]
+
+
 async def test_what_the_selection_left_out_is_not_there(dialogue: Dialogue) -> None:
     history = [*await worked(dialogue), user("and beta again")]
     reply = await dialogue.send(history, headers=ID, after_s=LUNCH_S)

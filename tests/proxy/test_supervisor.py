@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.attention import is_alive
 from proxy.supervisor import PAUSES_S, STEADY_S, Supervisor
 
 DEADLINE_S = 20
@@ -37,6 +36,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110  # processes set no events
             await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 async def test_it_is_started_again_with_growing_pauses() -> None:

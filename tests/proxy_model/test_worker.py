@@ -53,9 +53,11 @@ class FakeJobs:
         return True
 
     def fail(self, job: ReplayJob, error: str, *, again: bool) -> None:
+        self._maybe("fail")
         self.log.append(("failed", job.id, error, again))
 
     def release(self, job: ReplayJob) -> None:
+        self._maybe("release")
         self.log.append(("released", job.id))
         self.waiting = [job]
 
@@ -170,6 +172,19 @@ def test_an_archive_that_fails_is_waited_for(where: str) -> None:
     jobs = FakeJobs([JOB], fail_with={where: [LOCKED]})
     assert ARCHIVE_PAUSE_S in run(jobs, FakeModel, Pauses(3)).lengths
     assert ("done", 7, {0: frozenset({"alpha"})}) in jobs.log
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"), [("release", None), ("fail", RuntimeError("shape mismatch"))], ids=["release", "fail"]
+)
+def test_a_job_that_could_not_be_ended_is_recovered_once_the_archive_is_back(
+    where: str, fault: Exception | None
+) -> None:
+    """Otherwise it would count as claimed until the worker is started again, by a worker that has forgotten it."""
+    faults: dict[str, list[Exception]] = {"finish": [LOCKED], where: [LOCKED]}
+    jobs = FakeJobs([JOB], fail_with=faults)
+    run(jobs, lambda: FakeModel(fault), Pauses(4))
+    assert jobs.log.count("recover") == 2
 
 
 def test_an_idle_worker_frees_what_it_kept() -> None:
