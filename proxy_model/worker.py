@@ -69,11 +69,12 @@ class Worker:
     _observer: Observer | None = None
     _failures: int = 0
     _idle_polls: int = 0
+    _owes: bool = False  # the archive failed when a job was to be ended: it counts as claimed until it is recovered
 
     def run(self) -> None:
         """Until `Stopped`. Raises nothing else."""
         try:
-            self._guarded(self.jobs.recover)
+            self._settle(self.jobs.recover)
             self._tell("idle")
             while True:
                 self.step()
@@ -82,6 +83,8 @@ class Worker:
 
     def step(self) -> None:
         """One look at the queue, and what follows from it."""
+        if self._owes:
+            self._settle(self.jobs.recover)
         job = self._guarded(self._next)
         if job is None:
             self._idle_polls += 1
@@ -93,7 +96,7 @@ class Worker:
         try:
             self._work(job)
         except Stopped:
-            self._guarded(lambda: self.jobs.release(job))
+            self._settle(lambda: self.jobs.release(job))
             raise
 
     # -- parts ------------------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ class Worker:
             return
         except ArchiveUnavailable as error:
             log.warning("replay.unwritten session=%d turn=%d: %s", job.session_id, job.turn, error)
-            self._guarded(lambda: self.jobs.release(job))
+            self._settle(lambda: self.jobs.release(job))
             self.pause(ARCHIVE_PAUSE_S)
         except ReplayError as error:
             self._fail(job, str(error), again=False)
@@ -145,14 +148,24 @@ class Worker:
     def _give_back(self, job: ReplayJob, problem: str) -> None:
         """No replay can be made: the job waits until one can."""
         log.warning("replay.no_model %s", problem)
-        self._guarded(lambda: self.jobs.release(job))
+        self._settle(lambda: self.jobs.release(job))
         self._tell("unavailable", problem)
         self.pause(MODEL_PAUSES_S[min(self._failures, len(MODEL_PAUSES_S) - 1)])
         self._failures += 1
 
     def _fail(self, job: ReplayJob, error: str, *, again: bool) -> None:
         log.warning("replay.failed session=%d turn=%d: %s", job.session_id, job.turn, error)
-        self._guarded(lambda: self.jobs.fail(job, error, again=again))
+        self._settle(lambda: self.jobs.fail(job, error, again=again))
+
+    def _settle(self, change: Callable[[], object]) -> None:
+        """Change the state of jobs, or remember that one is still claimed."""
+
+        def settled() -> None:
+            change()
+            self._owes = False
+
+        self._owes = True
+        self._guarded(settled)
 
     def _tell(self, state: State, problem: str | None = None) -> None:
         self._guarded(lambda: self.jobs.tell(state, problem))
