@@ -25,8 +25,8 @@ from tests.fakes.scripted_upstream import ScriptedUpstream
 from tests.support import running_proxy
 
 IDLE_AFTER_S = 600.0
-BETA = 0.15  # room for one of the six files
-RULE: Rule = "mass"  # by density the short answers lead, and the first file
+BETA = 0.55  # room for three of the six files: the first three if nothing is known of them
+RULE: Rule = "paper"
 MAX_TOKENS = 6000  # SmolLM2 takes 8,192; half of this are the agent's instructions
 DEADLINE_S = 240.0
 ONLY_ATTENTION = Parameters(beta=BETA, lam=0.0, eps=0.0)  # words and chance have no say
