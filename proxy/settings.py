@@ -20,8 +20,8 @@ from proxy.errors import SettingsError
 from proxy.upstream.target import is_loopback
 
 SECRETS = frozenset({"proxy_key"})
-_ENV_PREFIX = "RECAP_"
-_CONFIG_ENV = "RECAP_CONFIG"
+ENV_PREFIX = "RECAP_"
+CONFIG_ENV = "RECAP_CONFIG"
 
 
 def _doc(text: str, **bounds: Any) -> msgspec.Meta:
@@ -167,7 +167,7 @@ def flag_of(name: str) -> str:
 
 
 def env_of(name: str) -> str:
-    return _ENV_PREFIX + name.upper()
+    return ENV_PREFIX + name.upper()
 
 
 def environ_of(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -204,7 +204,7 @@ def load_settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Load
         given[_known(name, f"file {path}", HINTS)] = (value, f"file {path}")
     variables = {env_of(name): name for name in HINTS}
     for variable, value in environ.items():
-        if variable.startswith(_ENV_PREFIX) and variable != _CONFIG_ENV:
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_ENV:
             name = variables[_known(variable, "the environment", variables)]
             given[name] = (_from_text(name, value), f"env {variable}")
     for name in HINTS:
@@ -217,7 +217,7 @@ def load_settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Load
 
 
 def _config_path(flags: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path, bool]:
-    named = getattr(flags, "config", None) or environ.get(_CONFIG_ENV)
+    named = getattr(flags, "config", None) or environ.get(CONFIG_ENV)
     if named:
         return Path(named).expanduser(), True
     return platformdirs.user_config_path("recap") / "config.toml", False

@@ -74,7 +74,10 @@ class Supervisor:
     async def _once(self) -> str:
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, env=self._environ
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                env=self._environ,
+                start_new_session=True,  # Ctrl-C is meant for the proxy, which ends the worker when streams have ended
             )
         except OSError as error:
             return f"not started: {error}"

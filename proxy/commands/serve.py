@@ -7,10 +7,11 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 
 from proxy import memory
 from proxy.attention import why_none
-from proxy.settings import HINTS, Settings, environ_of
+from proxy.settings import CONFIG_ENV, ENV_PREFIX, HINTS, Settings, environ_of
 from proxy.supervisor import Supervisor, worker_command
 
 log = logging.getLogger("recap")
@@ -55,12 +56,19 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 def _supervisor(settings: Settings) -> Supervisor | None:
-    """The worker's keeper, where the worker can run at all. The worker reads the same file and environment as we do."""
+    """The worker's keeper, where the worker can run at all."""
     if absent := why_none(settings):
         log.info("attention.none %s (%s)", *absent)
         return None
-    environ = {**os.environ, **environ_of(settings, [name for name in HINTS if name.startswith(WORKER_SETTINGS)])}
-    return Supervisor(worker_command(), environ, clock=time.monotonic)
+    return Supervisor(worker_command(), worker_environ(settings, os.environ), clock=time.monotonic)
+
+
+def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with the worker's settings as we have them, wherever from, and none of the others: neither a
+    settings file that we do not read nor half of ours must keep the worker from starting."""
+    foreign = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
+    shared = environ_of(settings, [name for name in HINTS if name.startswith(WORKER_SETTINGS)])
+    return foreign | shared | {CONFIG_ENV: os.devnull}
 
 
 def _announce(settings: Settings, listener: socket.socket) -> None:

@@ -1,14 +1,18 @@
 """The worker is started again when it dies, ends in order with the proxy, and never outlives it."""
 
+import argparse
 import asyncio
 import os
 import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from proxy.commands.serve import WORKER_SETTINGS, worker_environ
+from proxy.settings import HINTS, Settings, load_settings
 from proxy.supervisor import PAUSES_S, STEADY_S, Supervisor
 
 DEADLINE_S = 20
@@ -136,3 +140,30 @@ def _is_zombie(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_the_worker_has_the_proxys_settings_wherever_they_come_from(tmp_path: Path) -> None:
+    """It sees neither flags nor the file that `--config` names, so a key from there would be missing beside a host."""
+    foreign = {"RECAP_HOST": "0.0.0.0", "RECAP_CONFIG": str(tmp_path / "absent.toml"), "HF_HOME": "/models"}
+    ours = Settings(
+        db=str(tmp_path / "recap.db"),
+        host="0.0.0.0",
+        proxy_key="secret",
+        attention_layers=(3, 5),
+        attention_offline=True,
+        evidence="mass",
+    )
+    environ = worker_environ(ours, foreign)
+    assert environ["HF_HOME"] == "/models" and "secret" not in environ.values()
+    theirs = load_settings(argparse.Namespace(), environ).settings
+    shared = [name for name in HINTS if name.startswith(WORKER_SETTINGS)]
+    assert len(shared) > 8 and all(getattr(theirs, name) == getattr(ours, name) for name in shared)
+
+
+async def test_the_worker_is_no_target_of_the_terminals_signals() -> None:
+    """Ctrl-C reaches every process of the terminal's group; the worker ends when the proxy says so."""
+    supervisor = Supervisor(WAITS_FOR_STDIN, os.environ, clock=lambda: 0.0)
+    supervisor.start()
+    await until(lambda: supervisor.pid is not None)
+    assert os.getpgid(supervisor.pid or 0) != os.getpgid(0)
+    await supervisor.stop()
