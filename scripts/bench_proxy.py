@@ -1,7 +1,13 @@
 """What the proxy adds to a request: latency, CPU, throughput, memory, disk; side by side with going direct.
 
 One run starts an upstream, a proxy and this load generator as three processes on the loopback, and stops them again.
-The request is a chat body of about 200 kB and 100 messages; every request extends its session, as an agent's would.
+The request is a chat body of about 200 kB and 100 messages; every request extends its session, as an agent's would. A
+session of that length has grown over its last fifty requests, so what a history costs that the proxy sees for the first
+time (all of it is tokenised, compressed and stored) is measured by itself.
+
+Throughput is shown as a share of going direct, with two upstreams: one that answers at once, which no model does and
+which shows where the proxy's ceiling is, and one that takes as long as a fast model to its first byte, which is what a
+user has.
 
     python scripts/bench_proxy.py [--requests 400] [--connections 32]
 """
@@ -24,6 +30,8 @@ from pathlib import Path
 MESSAGES, BODY_BYTES = 99, 200_000
 SETTLE_S = 5
 REQUESTS_A_SESSION = 25  # agents make 10 to 100 requests a user turn
+MODEL_S = 0.25  # to the first byte of a fast hosted model with a warm cache; most take longer
+RECORDED_S = 1.5  # after which what went before has been recorded
 ANSWER = json.dumps(
     {
         "id": "c",
@@ -142,7 +150,8 @@ async def one_by_one(port: int, requests: list[bytes]) -> list[float]:
 
 async def at_once(port: int, requests: list[bytes], connections: int) -> float:
     """Requests a second over so many connections."""
-    sessions = [requests[i : i + REQUESTS_A_SESSION] for i in range(0, len(requests), REQUESTS_A_SESSION)]
+    length = -(-len(requests) // connections)
+    sessions = [requests[i : i + length] for i in range(0, len(requests), length)]
 
     async def worker(connection: Connection) -> None:
         while sessions:
@@ -202,6 +211,7 @@ def servers(db: Path, think_ms: float) -> Iterator[tuple[int, int, int]]:
     """An upstream and a proxy before it: their ports, and the proxy's process id."""
     up, port = free_port(), free_port()
     serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
+    serve += ("--attention", "off")  # the worker has a benchmark of its own
     with (
         process(__file__, "--serve-upstream", str(up), "--think-ms", str(think_ms)),
         process(*serve, "--log-level", "warning") as pid,
@@ -220,27 +230,47 @@ async def added(count: int, think_ms: float, folder: Path) -> None:
         print(f"one by one, the upstream thinks for {think_ms:.0f} ms:")
         for name, stream in (("JSON", False), ("first SSE chunk", True)):
             direct = quantiles(await one_by_one(up, bodies(count, stream=stream, seed=2 + stream)))
+            opening, running = opened(bodies(count, stream=stream, seed=4 + stream))
             before = cpu_seconds(pid)
-            ours = quantiles(await one_by_one(port, bodies(count, stream=stream, seed=4 + stream)))
-            cpu = 1000 * (cpu_seconds(pid) - before) / count
+            first = quantiles(await one_by_one(port, opening))
+            await asyncio.sleep(RECORDED_S)
+            first_cpu = 1000 * (cpu_seconds(pid) - before) / len(opening)
+            before = cpu_seconds(pid)
+            ours = quantiles(await one_by_one(port, running))
+            await asyncio.sleep(RECORDED_S)
+            cpu = 1000 * (cpu_seconds(pid) - before) / len(running)
             print(
-                f"  {name}: direct p50 {direct[0]:.1f} ms, p99 {direct[1]:.1f} ms; "
+                f"  {name}, a history seen for the first time: added p50 {first[0] - direct[0]:.1f} ms, "
+                f"CPU {first_cpu:.1f} ms\n"
+                f"  {name}, a session that goes on: direct p50 {direct[0]:.1f} ms, p99 {direct[1]:.1f} ms; "
                 f"proxy p50 {ours[0]:.1f} ms, p99 {ours[1]:.1f} ms; "
                 f"added p50 {ours[0] - direct[0]:.1f} ms, p99 {ours[1] - direct[1]:.1f} ms; "
                 f"CPU {cpu:.1f} ms a request"
             )
 
 
-async def throughput(connections: int, folder: Path) -> None:
-    """As many requests as go through, with an upstream that takes no time at all."""
-    with servers(folder / "throughput.db", 0) as (up, port, pid):
+def opened(requests: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The first request of each session, and those that follow."""
+    opening = requests[::REQUESTS_A_SESSION]
+    return opening, [body for i, body in enumerate(requests) if i % REQUESTS_A_SESSION]
+
+
+async def throughput(connections: int, think_s: float, folder: Path) -> None:
+    """As many requests of running sessions as go through."""
+    with servers(folder / f"throughput{think_s:g}.db", 1000 * think_s) as (up, port, pid):
         await reachable(up)
         await reachable(port)
         await one_by_one(port, bodies(40, stream=False, seed=1))
-        load = connections * REQUESTS_A_SESSION
-        direct = await at_once(up, bodies(load, stream=False, seed=6), connections)
-        ours = await at_once(port, bodies(load, stream=False, seed=7), connections)
-        print(f"{connections} connections: direct {direct:.0f}/s, proxy {ours:.0f}/s, share {ours / direct:.2f}")
+        requests = bodies(connections * REQUESTS_A_SESSION, stream=False, seed=7)
+        opening, running = opened(requests)
+        direct = await at_once(up, running, connections)
+        await at_once(port, opening, connections)
+        await asyncio.sleep(RECORDED_S)
+        ours = await at_once(port, running, connections)
+        print(
+            f"{connections} connections, an upstream that takes {1000 * think_s:.0f} ms: direct {direct:.0f}/s, "
+            f"proxy {ours:.0f}/s, share {ours / direct:.2f}"
+        )
         peak = resident_mb(pid)
         await asyncio.sleep(SETTLE_S)
         print(f"resident at the end of the load {peak:.0f} MB, {SETTLE_S} s later {resident_mb(pid):.0f} MB")
@@ -283,7 +313,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
         asyncio.run(added(arguments.requests, arguments.think_ms, Path(folder)))
-        asyncio.run(throughput(arguments.connections, Path(folder)))
+        for think_s in (0, MODEL_S):
+            asyncio.run(throughput(arguments.connections, think_s, Path(folder)))
         sent, unique = asyncio.run(growth(Path(folder)))
         stored = sum(path.stat().st_size for path in Path(folder).glob("growth.db*"))
         print(

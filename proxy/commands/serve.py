@@ -58,7 +58,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 def _supervisor(settings: Settings) -> Supervisor | None:
     """The worker's keeper, where the worker can run at all."""
     if absent := why_none(settings):
-        log.info("attention.none %s (%s)", *absent)
+        if settings.attention != "off":
+            log.info("attention.none %s (%s)", *absent)
         return None
     return Supervisor(worker_command(), worker_environ(settings, os.environ), clock=time.monotonic)
 

@@ -33,7 +33,8 @@ def test_agents_have_exact_versions() -> None:
 def test_ci_is_make_test_with_the_agents_required() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-2:] == ["export TEST_AGENTS_REQUIRED=1 TEST_MODELS_REQUIRED=1", "exec make test"]
+    required = "export TEST_AGENTS_REQUIRED=1 TEST_MODELS_REQUIRED=1"
+    assert script.read_text().splitlines()[-2:] == [required, "exec make test"]
 
 
 def test_a_required_agent_that_is_absent_fails(tmp_path: Path) -> None:

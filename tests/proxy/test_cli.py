@@ -6,22 +6,29 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
+from graphstore.store.archive import open_reader
+from proxy.attention import missing_libraries
 from proxy.errors import StartError
 from proxy.server import bind
 from tests.fakes.raw_client import exchange, raw_client, request
 from tests.fakes.raw_upstream import Call, answering, raw_upstream, response
+from tests.fakes.scripted_upstream import ScriptedUpstream
 
 DEADLINE_S = 30.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home), **more}
+    own = {"HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home), "RECAP_ATTENTION": "off"}
+    return {**os.environ, **own, **more}
 
 
 def recap(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -139,3 +146,34 @@ async def test_the_log_of_a_first_start_is_about_the_proxy(tmp_path: Path) -> No
     """The archive is made by Alembic, which would report its own plugins in eight lines."""
     async with serving(tmp_path, "http://127.0.0.1:9/v1") as (_, _, said):
         assert "alembic" not in said and said.count("\n") == 2
+
+
+def asked(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/recap/health", timeout=DEADLINE_S) as response:
+        state: dict[str, Any] = json.loads(response.read())["archive"]["attention"]
+        return state
+
+
+@pytest.mark.skipif(bool(missing_libraries()), reason="torch and transformers are not installed")
+async def test_serve_keeps_a_worker_that_says_what_it_lacks(tmp_path: Path) -> None:
+    """No weights: the session goes on, health names the remedy, and the worker ends with the proxy."""
+    flags = ("--attention", "auto", "--attention-model", str(tmp_path / "nothing"))
+    async with (
+        ScriptedUpstream() as upstream,
+        serving(tmp_path, upstream.base_url, *flags) as (process, port, _),
+        asyncio.timeout(DEADLINE_S),
+    ):
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sk-test")
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "[[= done]]"}])
+        await client.close()
+        while (state := await asyncio.to_thread(asked, port))["state"] != "unavailable":  # noqa: ASYNC110  # a process
+            await asyncio.sleep(0.1)
+        assert (state["queued"], state["failed"]) == (1, 0)
+        assert str(tmp_path / "nothing") in state["problem"] and state["remedy"]
+        process.send_signal(signal.SIGINT)
+        _, said = await process.communicate()  # the worker writes to the same pipe: it has ended too
+    assert process.returncode == 0
+    assert b"worker.started" in said or b"replay.no_model" in said
+    with open_reader(tmp_path / "recap" / "recap.db") as reader:
+        status = reader.worker_status()
+        assert status is not None and status.state == "stopped"
