@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graphstore.evidence import Rule
+from graphstore.graph import ContextGraph
+from graphstore.identifiers import IdentifierIndex
+from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, NodeState, ReplayRequest
 from graphstore.replays import BlockReading, Replay
+from graphstore.selection import HistoryBlock, Selection, select
 from graphstore.store.archive import open_queue, open_reader
 from graphstore.store.engine import writer_engine
+from graphstore.store.reader import Reader
 from graphstore.store.replays import store_edges, store_nodes
 
 LATEST = 1e12  # claimed before whatever else waits
@@ -74,3 +79,16 @@ def plant(path: Path | str, session_id: int, states: Sequence[NodeState], edges:
         store_nodes(db, session_id, states)
         store_edges(db, session_id, edges)
     engine.dispose()
+
+
+def selected(
+    reader: Reader, session_id: int, ordinals: Sequence[int], graph: ContextGraph, parameters: Parameters, rule: Rule
+) -> Selection:
+    """The selection of these blocks that follows from a graph alone: no words, no past use."""
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session_id)}
+    history = [
+        HistoryBlock(v, blocks[v].kind, blocks[v].cost, blocks[v].edits)  # type: ignore[arg-type]
+        for v in ordinals
+    ]
+    nothing = IdentifierIndex([frozenset()] * len(history))
+    return select(history, nothing, frozenset(), graph, parameters, session="s", turn=1, rule=rule)

@@ -10,9 +10,7 @@ import pytest
 
 from graphstore.evidence import Rule
 from graphstore.graph import ContextGraph
-from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
-from graphstore.selection import HistoryBlock, Selection, select
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import latest_selection
@@ -22,6 +20,7 @@ from proxy.settings import Settings
 from tests.agents.drivers import Driver, Workspace
 from tests.clock import VirtualClock
 from tests.fakes.scripted_upstream import ScriptedUpstream
+from tests.observed import selected
 from tests.support import running_proxy
 
 IDLE_AFTER_S = 600.0
@@ -59,17 +58,6 @@ async def replayed(settings: Settings, turn: int) -> None:
 def state_of(reader: Reader, turn: int) -> str | None:
     session = next(row for row in reader.list_sessions() if row.kind == "agent")
     return next((job.state for job in reader.load_jobs(session.id) if job.turn == turn), None)
-
-
-def selected(reader: Reader, session_id: int, ordinals: list[int], graph: ContextGraph) -> Selection:
-    """The selection that follows from a graph alone."""
-    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session_id)}
-    history = [
-        HistoryBlock(v, blocks[v].kind, blocks[v].cost, blocks[v].edits)  # type: ignore[arg-type]
-        for v in ordinals
-    ]
-    nothing = IdentifierIndex([frozenset()] * len(history))
-    return select(history, nothing, frozenset(), graph, ONLY_ATTENTION, session="s", turn=1, rule=RULE)
 
 
 @pytest.mark.agent
@@ -112,11 +100,16 @@ async def test_a_session_is_selected_by_what_the_model_attended_to(
             assert made is not None and made.applied
             ordinals = [verdict.ordinal for verdict in made.verdicts]
             by_attention = selected(
-                reader, session.id, ordinals, reader.derived_graph(session.id, RULE, ONLY_ATTENTION)
+                reader,
+                session.id,
+                ordinals,
+                reader.derived_graph(session.id, RULE, ONLY_ATTENTION),
+                ONLY_ATTENTION,
+                RULE,
             )
             assert [v.ordinal for v in made.verdicts if v.kept] == list(by_attention.chosen)
             assert [v.score for v in made.verdicts] == pytest.approx(by_attention.scores.total)
-            without = selected(reader, session.id, ordinals, ContextGraph())
+            without = selected(reader, session.id, ordinals, ContextGraph(), ONLY_ATTENTION, RULE)
             assert without.chosen != by_attention.chosen
             (observation,) = reader.load_observations(session.id)
             assert (observation.since_turn, observation.turn) == (1, 2)
