@@ -39,7 +39,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     configure_logging(settings.log_level)
     yield_to_others()
-    with open_queue(settings.db, parameters=parameters_of(settings)) as queue, open_reader(settings.db) as reader:
+    with (
+        open_queue(settings.db, parameters=parameters_of(settings)) as queue,
+        open_reader(settings.db) as reader,
+        contextlib.suppress(Stopped),  # a signal before the worker looks out for it
+    ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stop)
         if arguments.supervised:
