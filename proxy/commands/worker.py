@@ -27,6 +27,7 @@ from proxy_model.worker import Observer, State, Stopped, Worker
 
 log = logging.getLogger("recap.worker")
 
+GRACE_S = 10.0  # for ending in order once the parent has died
 NICENESS = 19  # the lowest priority there is: requests come first
 
 
@@ -103,8 +104,9 @@ def yield_to_others() -> None:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Once gives the job back in peace; twice ends the process, and the next worker recovers the job."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # once is enough: the job goes back in peace
+        signal.signal(number, signal.SIG_DFL)
     raise Stopped
 
 
@@ -112,3 +114,5 @@ def _stop_with_parent() -> None:
     while sys.stdin.buffer.read(4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(1)  # a library that was being loaded may have swallowed the signal, and nobody is left to send another

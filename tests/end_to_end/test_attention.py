@@ -1,5 +1,7 @@
 """A dialogue, the worker's own loop and a real small model in one process: what was measured decides what is sent."""
 
+import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,15 @@ from graphstore.parameters import Parameters
 from graphstore.store.archive import open_queue, open_reader
 from graphstore.store.report import latest_selection
 from graphstore.store.verify import verify
+from proxy.commands.serve import worker_environ
 from proxy.commands.worker import ArchivedJobs
 from proxy.settings import Settings
+from proxy.supervisor import worker_command
 from proxy_model.worker import Stopped, Worker
 from tests.observed import selected
 from tests.proxy.dialogue import LUNCH_S, Dialogue, Message, read, said, user
 
+DEADLINE_S = 120
 ID = {"x-session-id": "one"}
 LINES = {"walnut": 5, "copper": 20, "lantern": 10, "harbour": 5, "meadow": 10, "violin": 20}
 NAMES = tuple(LINES)
@@ -85,3 +90,31 @@ async def test_what_the_model_attended_to_decides_what_is_sent(
         without = selected(reader, 1, ordinals, ContextGraph(), only_attention, rule)
         assert without.chosen != by_attention.chosen
         assert verify(reader) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "state", "attempts"), [("killed", "claimed", 1), ("orphaned", "queued", 0)])
+async def test_a_worker_that_ends_in_the_middle_loses_no_turn(
+    tmp_path: Path, smollm2: Path, how: str, state: str, attempts: int
+) -> None:
+    """`orphaned`: the proxy was killed, which closes the worker's standard input. The job is replayed once, later."""
+    dialogue = Dialogue(tmp_path, changes={"attention_model": str(smollm2), "attention_offline": True})
+    await dialogue.send([user("one")], headers=ID)
+    await dialogue.close()
+    environ = worker_environ(dialogue.settings, os.environ)
+    worker = await asyncio.create_subprocess_exec(*worker_command(), stdin=asyncio.subprocess.PIPE, env=environ)
+    assert worker.stdin is not None
+    with open_reader(dialogue.settings.db) as reader:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (jobs := reader.load_jobs(1)) or jobs[0].state == "queued":  # noqa: ASYNC110  # a process
+                await asyncio.sleep(0.01)  # until it has taken the turn; loading the model takes it much longer
+            if how == "killed":
+                worker.kill()
+            worker.stdin.close()
+            await worker.wait()
+        (job,) = reader.load_jobs(1)
+        assert (job.state, job.attempts) == (state, attempts)
+        work_off(dialogue.settings)
+        (job,) = reader.load_jobs(1)
+        assert (job.state, job.attempts) == ("done", attempts + 1)
+        assert len(reader.load_observations(1)) == 1 and verify(reader) == []
