@@ -25,6 +25,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 MESSAGES, BODY_BYTES = 99, 200_000
@@ -249,6 +251,46 @@ async def added(count: int, think_ms: float, folder: Path) -> None:
             )
 
 
+# A worker in the middle of a long replay: all cores, at the priority that it gives itself.
+BUSY_WORKER = """
+from proxy.commands.worker import yield_to_others
+yield_to_others()
+import torch
+square = torch.randn(1024, 1024)
+print("busy", flush=True)
+while True:
+    square @ square
+"""
+
+
+async def beside_a_worker(count: int, think_ms: float, folder: Path) -> None:
+    """Latency with the replay worker at rest and at full load, in turns."""
+    if find_spec("torch") is None:
+        print("beside a busy worker: not measured, torch is not installed")
+        return
+    with servers(folder / "worker.db", think_ms) as (up, port, _):
+        await reachable(up)
+        await reachable(port)
+        requests = iter(opened(bodies(8 * count + 40, stream=False, seed=20))[1])
+        await one_by_one(port, list(islice(requests, 40)))
+        quiet: list[float] = []
+        busy: list[float] = []
+        for _ in range(4):
+            quiet += await one_by_one(port, list(islice(requests, count)))
+            command = (sys.executable, "-c", BUSY_WORKER)
+            worker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            assert worker.stdout is not None
+            await worker.stdout.readline()
+            busy += await one_by_one(port, list(islice(requests, count)))
+            worker.kill()
+            await worker.wait()
+        (calm, calm_99), (loud, loud_99) = quantiles(quiet), quantiles(busy)
+        print(
+            f"beside a worker on all cores: p50 {loud:.1f} ms, p99 {loud_99:.1f} ms; "
+            f"worker at rest: p50 {calm:.1f} ms, p99 {calm_99:.1f} ms; ratio of p50 {loud / calm:.2f}"
+        )
+
+
 def opened(requests: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """The first request of each session, and those that follow."""
     opening = requests[::REQUESTS_A_SESSION]
@@ -315,6 +357,7 @@ def main() -> int:
         asyncio.run(added(arguments.requests, arguments.think_ms, Path(folder)))
         for think_s in (0, MODEL_S):
             asyncio.run(throughput(arguments.connections, think_s, Path(folder)))
+        asyncio.run(beside_a_worker(arguments.requests // 8, arguments.think_ms, Path(folder)))
         sent, unique = asyncio.run(growth(Path(folder)))
         stored = sum(path.stat().st_size for path in Path(folder).glob("growth.db*"))
         print(
