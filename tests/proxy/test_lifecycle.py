@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any, cast
 
@@ -300,3 +301,18 @@ async def test_cut_off_by_the_operator_the_record_is_finished_before_the_archive
                 await conversations.exchange.finished()
         assert conversations.exchange.endings == ["failed"]
         assert conversations.closed == 1
+
+
+async def test_answers_in_pieces_do_not_wait_for_acknowledgements() -> None:
+    """asyncio leaves Nagle's algorithm on where a listening socket does not say that it speaks TCP: 40 ms an answer."""
+    accepted = asyncio.get_running_loop().create_future()
+
+    async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(note, sock=bind("127.0.0.1", 0)) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await accepted
+        writer.close()

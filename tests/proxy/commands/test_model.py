@@ -109,6 +109,7 @@ def test_every_setting_of_a_replay_is_taken(tmp_path: Path) -> None:
         attention_model: str = "a/b"
         attention_offline: bool = True
         attention: str = "auto"
+        attention_threads: int = 0
 
     given: Any = Given()
     assert replay_config(given) == ReplayConfig(model="a/b", offline=True)
