@@ -34,6 +34,7 @@ class Facts:
     history_blocks: int = 0
     history_tokens: int = 0
     served_tokens: int = 0  # what would go out with the present selection
+    unrelieved: bool = False  # ... which was all that a selection could do against a window that is too small
     first_seen: bool = False  # no earlier request of this history: nothing is known of the cache
     in_flight: bool = False
     idle_s: float | None = None
@@ -73,7 +74,12 @@ def decide(facts: Facts, policy: Policy) -> Decision:
 
     cold = _why_cold(facts, policy)
     if cold is None:
-        return Decision("warm", f"idle for {facts.idle_s or 0:.0f} s, cold after {policy.idle_after_s:.0f} s")
+        idle = f"idle for {facts.idle_s or 0:.0f} s, cold after {policy.idle_after_s:.0f} s"
+        # A trigger that stays true after a selection would break the cache at every request, for nothing.
+        helpless = _is_pressed(facts, policy) and facts.unrelieved
+        return Decision(
+            "warm", f"{idle}; {_pressure(facts, policy)}, and a selection did not help" if helpless else idle
+        )
     if facts.archive_trouble:
         return Decision("cold", f"{cold}; left alone: {facts.archive_trouble}")
     if facts.history_tokens < policy.min_history_tokens:
@@ -93,8 +99,16 @@ def _why_cold(facts: Facts, policy: Policy) -> str | None:
         return f"{' and '.join(facts.changed)} changed"
     if idle:
         return f"idle for {facts.idle_s:.0f} s"
-    if policy.context_window_tokens and facts.served_tokens > policy.context_window_tokens:
-        return f"{facts.served_tokens} tokens would exceed the window of {policy.context_window_tokens}"
+    if _is_pressed(facts, policy) and not facts.unrelieved:
+        return _pressure(facts, policy)
     if policy.mode == "always":
         return "mode always"
     return None
+
+
+def _is_pressed(facts: Facts, policy: Policy) -> bool:
+    return 0 < policy.context_window_tokens < facts.served_tokens
+
+
+def _pressure(facts: Facts, policy: Policy) -> str:
+    return f"{facts.served_tokens} tokens would exceed the window of {policy.context_window_tokens}"

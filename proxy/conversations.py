@@ -200,6 +200,8 @@ class ArchivedConversations:
             "problem": str(failure) if failure is not None else None,
             "batches_waiting": self._archive.writer.pending,
             "batches_lost": self._archive.writer.lost,
+            "matches_without_client_id": self._planner.registry.matches_by_history,
+            "cache_falls": self._recorder.cache_falls(),
             "attention": self._attention(self._archive.reader),
         }
 

@@ -171,6 +171,7 @@ class Planner:
             turn=session.row.turns,
             rule=rule,
         )
+        session.unrelieved = self._is_too_much(draft, choice.left_out)
         applied = self._policy.mode != "off"
         selection = choice.selection.to_row(
             id=next(self._selection_ids),
@@ -192,6 +193,13 @@ class Planner:
                 self._keep_original(draft, session, str(failure))
                 return
         self._save(draft, selection)
+
+    def _is_too_much(self, draft: Draft, left_out: frozenset[int]) -> bool:
+        """Whether what this selection sends still exceeds the model's window, if that is known."""
+        assert draft.incoming is not None
+        parsed, window = draft.incoming.parsed, self._policy.context_window_tokens
+        costs = (block.cost for block, o in zip(draft.cut.blocks, draft.ordinals, strict=True) if o not in left_out)
+        return 0 < window < (sum(costs) + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN
 
     def _lessened(self, draft: Draft) -> SelectionRow | None:
         """The session's selection without the blocks that are shown again; None, and no selection, if it is lost."""
@@ -297,6 +305,7 @@ class Planner:
             history_blocks=turn_start,
             history_tokens=sum(costs[:turn_start]) // CHARS_PER_TOKEN,
             served_tokens=(served + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN,
+            unrelieved=session.unrelieved,
             first_seen=found.outcome == "new",
             in_flight=session.in_flight > 0,
             idle_s=None if found.outcome == "new" else max(0.0, incoming.at - row.last_active_at),

@@ -27,6 +27,7 @@ from graphstore.records import (
 )
 from graphstore.store.reader import Reader
 from graphstore.store.writer import Writer
+from proxy.cache_watch import CacheFall
 from proxy.dialects.base import Answer, Dialect
 from proxy.sessions import Identified, Incoming, Session
 
@@ -53,6 +54,7 @@ class Recorder:
         self._reader = reader
         self._jobs: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._work = threading.Event()
+        self._falls: dict[str, CacheFall] = {}  # by session name
         self._hurry = threading.Event()  # somebody waits for a job, or for the end
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="recap-recorder", daemon=True)
@@ -111,9 +113,15 @@ class Recorder:
         def submit() -> None:
             known = _without_lost_parent(session, snapshot) if session is not None and snapshot is not None else None
             # With a gap, the session must not move on to messages that the archive may have from another one alone.
-            self._ended(row, known, dialect, read(), moves=session is not None and not session.has_gap)
+            ended = self._ended(row, known, dialect, read(), moves=session is not None and not session.has_gap)
+            if session is not None and row.outcome != "side":
+                self._watch(session, ended)
 
         self._add(submit)
+
+    def cache_falls(self) -> dict[str, str]:
+        """Sessions that the provider's cache serves worse than it used to, with what is known."""
+        return {name: str(fall) for name, fall in list(self._falls.items())}
 
     def settled(self) -> "Future[object]":
         """Resolves when all that was recorded before is committed: durably, as the writer hurries only for that."""
@@ -220,7 +228,7 @@ class Recorder:
 
     def _ended(
         self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None, *, moves: bool
-    ) -> None:
+    ) -> ExchangeRow:
         messages: tuple[MessageRow, ...] = ()
         if answer is not None:
             usage = answer.usage
@@ -256,6 +264,15 @@ class Recorder:
                 replays=replays,
             )
         )
+        return row
+
+    def _watch(self, session: Session, row: ExchangeRow) -> None:
+        fall = session.watch.note(row).fall
+        if fall is None:
+            self._falls.pop(session.row.name, None)
+        elif session.row.name not in self._falls:
+            log.warning("cache.fell session=%s %s", session.row.name, fall)
+            self._falls[session.row.name] = fall
 
 
 def _note_loss(session: Session, done: "Future[None]") -> None:
@@ -289,9 +306,10 @@ def _log(row: ExchangeRow, session: SessionRow | None) -> None:
     took = f"{1000 * (row.ended_at - row.started_at):.0f}" if row.ended_at is not None else "-"
     first = f"{1000 * (row.first_byte_at - row.started_at):.0f}" if row.first_byte_at is not None else "-"
     log.info(
-        "exchange session=%s turn=%s.%s outcome=%s boundary=%s reason=%r messages=%s/%s chars=%s/%s "
+        "exchange session=%s known_by=%s turn=%s.%s outcome=%s boundary=%s reason=%r messages=%s/%s chars=%s/%s "
         "status=%s ending=%s input=%s cached=%s output=%s first_byte_ms=%s total_ms=%s%s",
         session.name if session else "-",
+        "-" if session is None else "history" if session.client_id is None else "id",
         row.turn,
         row.step,
         row.outcome,

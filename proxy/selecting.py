@@ -79,10 +79,13 @@ class Choice:
 
 
 def finished_turn(cut: Cut) -> list[Block]:
-    """What the agent did in the last turn before the current one: its words and its calls with their results."""
+    """What the agent did in the last turn before the current one: its words and its calls with their results.
+
+    A request that no agent ever answered is no turn.
+    """
     done: list[Block] = []
     for block in reversed(cut.blocks[: cut.turn_start]):
-        if block.kind == "user":
+        if block.kind == "user" and done:
             break
         if block.kind in AGENT_KINDS:
             done.append(block)

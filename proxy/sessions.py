@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import BlockRow, NodeState, Outcome, SelectionRow, SessionRow
+from proxy.cache_watch import CacheWatch
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
 from proxy.lineage import Relation, Version, changed_in_place, relate
@@ -60,6 +61,8 @@ class Session:
     step: int = 0
     in_flight: int = 0
     has_gap: bool = False  # the archive lost some of this history: it gets all of it with the next request
+    unrelieved: bool = False  # the present selection leaves more than the model's window holds
+    watch: CacheWatch = field(default_factory=CacheWatch)
     is_orphan: bool = False  # the archive lost the session that it branched from
     cut: Cut = Cut((), ())
     cut_length: int = 0  # messages that `cut` covers
@@ -165,6 +168,7 @@ class Registry:
         self._ids = count(next_session_id)
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._by_head: dict[bytes, int] = {}
+        self.matches_by_history = 0  # requests that found their session without an id of the client's
         self._summaries: deque[tuple[bytes, str, int]] = deque(maxlen=SUMMARIES_KEPT)
 
     def named(self, incoming: Incoming, *, disk: bool) -> Session | None:
@@ -187,6 +191,12 @@ class Registry:
         Reads the archive at most a few times, for what is not in memory; without `disk` it raises `NeedsDisk` instead,
         with nothing changed.
         """
+        found = self._identify(incoming, disk=disk)
+        if incoming.caller.client_id is None and found.outcome not in ("new", "side"):
+            self.matches_by_history += 1
+        return found
+
+    def _identify(self, incoming: Incoming, *, disk: bool) -> Identified:
         self._disk = disk
         own = self._candidates(incoming)
         best = self._best(own, incoming)

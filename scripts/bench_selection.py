@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from graphstore.blocks import BlockKind
+from graphstore.evidence import past_use
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex
 from graphstore.observation import Observation
@@ -41,6 +42,7 @@ class World:
         ]
         self.texts = [words(int(draw.lognormvariate(3.3, 1.3))) for _ in range(size)]
         self.request = words(32)
+        self.finished = frozenset().union(*self.texts[-12:])  # of a turn of twelve steps
         seen = [draw.random() < observed for _ in range(size)]
         self.nodes = [NodeState(i, draw.random() * s, s, s and draw.random() < 0.1) for i, s in enumerate(seen)]
         pairs = {(draw.randrange(b), b) for b in range(1, size) for _ in range(3)}
@@ -69,9 +71,13 @@ def median_ms(run: Callable[[], object], *, repeat: int) -> float:
 def report(size: int, *, observed: float, repeat: int) -> str:
     world, parameters = World(size, observed=observed), Parameters()
     graph, words = world.graph(), IdentifierIndex(world.texts)
+    costs = [block.cost for block in world.history]
 
     def selection() -> Selection:
-        return select(world.history, words, world.request, graph, parameters, session="s", turn=9)
+        past = past_use(words, world.finished, costs)
+        return select(
+            world.history, words, world.request, graph, parameters, session="s", turn=9, rule="hybrid", past=past
+        )
 
     fresh = [world.graph() for _ in range(repeat + 1)]
     times = {

@@ -4,6 +4,7 @@ import argparse
 
 from graphstore.store.archive import open_reader
 from graphstore.store.report import summaries
+from proxy.cache_watch import cache_fall
 from proxy.commands.text import count, moment, number, plain, share, table
 from proxy.settings import Settings
 
@@ -24,8 +25,9 @@ def _positive(text: str) -> int:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         found = summaries(reader)
-    wanted = [row for row in found if arguments.all or row.session.kind == "agent"]
-    rows = wanted[: arguments.limit]
+        wanted = [row for row in found if arguments.all or row.session.kind == "agent"]
+        rows = wanted[: arguments.limit]
+        fallen = {row.session.id for row in rows if cache_fall(reader.session_exchanges(row.session.id))}
     if not found:
         print("no sessions yet: point an agent at the proxy (README, 'Pointing your agent at it')")
         return 0
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                     row.session.turns,
                     row.exchanges,
                     number(row.input_tokens),
-                    share(row.cached_tokens, row.input_tokens),
+                    share(row.cached_tokens, row.input_tokens) + (" FELL" if row.session.id in fallen else ""),
                     count(row.blocks_left_out, "block") if row.blocks_left_out else "-",
                     moment(row.session.last_active_at),
                     plain(row.session.title),
@@ -53,6 +55,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             right=("turns", "requests", "input", "cached"),
         )
     )
+    if fallen:
+        print("FELL: the provider's cache serves the session much less than it used to; `recap show` says how much")
     if len(rows) < len(wanted):
         print(f"{len(wanted) - len(rows)} more: --limit {len(wanted)}")
     return 0

@@ -8,6 +8,7 @@ from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
+from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
@@ -61,6 +62,10 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         parent = reader.load_session(session.parent_id)
         shared = f", sharing {session.fork_depth} messages" if session.fork_depth else ""
         print(f"  branch of {parent.name if parent else session.parent_id}{shared}")
+    if session.client_id is None:
+        print("  known by its history alone: the client sends no id")
+    if fall := cache_fall(exchanges):
+        print(f"  CACHE: {fall}")
     if session.state != "normal":
         print(f"  PASS-THROUGH: {session.state_reason}")
     if session.kind == "agent":

@@ -107,6 +107,7 @@ class Dialogue:
         status: int = 200,
         model: str = "gpt-test",
         more: dict[str, Any] | None = None,
+        usage: dict[str, int] | None = None,
     ) -> Reply:
         """Send one request after a pause and let the upstream answer it at once."""
         self.clock.advance(after_s)
@@ -117,16 +118,26 @@ class Dialogue:
         pairs = [(name.encode(), value.encode()) for name, value in given.items()]
         plan = await self.conversations.admit(Arrival(self.dialect, PATHS[self.dialect], pairs, raw))
         if finish:
-            self.finish(plan, answer or said("ok"), reject=reject, status=status)
+            self.finish(plan, answer or said("ok"), reject=reject, status=status, tokens=usage)
         return Reply(plan, raw)
 
-    def finish(self, plan: Plan, answer: Message, *, reject: int | None = None, status: int = 200) -> None:
+    def finish(
+        self,
+        plan: Plan,
+        answer: Message,
+        *,
+        reject: int | None = None,
+        status: int = 200,
+        tokens: dict[str, int] | None = None,
+    ) -> None:
         if plan.exchange is None:
             return
         if reject is not None and plan.body is not None:
             plan.exchange.fall_back(reject, b'{"error":{"message":"no"}}')
         plan.exchange.first_byte()
-        usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        counted = {"prompt_tokens": 100, "cached": 0} | (tokens or {})
+        cached = {"cached_tokens": counted.pop("cached")}
+        usage = {**counted, "completion_tokens": 1, "prompt_tokens_details": cached}
         if self.dialect == "chat":
             body: dict[str, Any] = {
                 "id": "c",

@@ -85,3 +85,13 @@ def test_mode_always_selects_at_every_user_request() -> None:
 def test_the_threshold_itself_is_cold() -> None:
     assert decide(replace(RETURNED, idle_s=3600.0), IDLE).select
     assert not decide(replace(RETURNED, idle_s=3599.9), IDLE).select
+
+
+def test_a_selection_that_does_not_relieve_the_window_is_not_made_again_at_every_request() -> None:
+    """An agent compacted 211 times in one session: its trigger still looked true afterwards."""
+    pressed, policy = replace(BUSY, served_tokens=130_000), replace(IDLE, context_window_tokens=128_000)
+    helpless = decide(replace(pressed, unrelieved=True), policy)
+    assert (helpless.boundary, helpless.select) == ("warm", False)
+    assert "130000 tokens would exceed the window of 128000, and a selection did not help" in helpless.reason
+    assert decide(replace(pressed, unrelieved=True, idle_s=4000.0), policy).select, "an idle cache is another matter"
+    assert "did not help" not in decide(replace(BUSY, unrelieved=True), policy).reason

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from graphstore.blocks import Block, cut_blocks
+from graphstore.blocks import Block, Message, cut_blocks
 from graphstore.identifiers import IdentifierIndex
 from proxy.dialects.base import ParsedRequest
 from proxy.dialects.chat import ChatDialect
-from proxy.selecting import IdentifierCache
+from proxy.selecting import IdentifierCache, finished_turn
 from tests.proxy.dialogue import SYSTEM, Message, said, turn, user
 
 WORDS = ("unique_alpha", "unique_beta", "unique_gamma", "filler", "again")
@@ -78,3 +78,15 @@ def test_indexes_stay_within_the_bound_and_the_newest_stays() -> None:
     large = indexed(cache, [*ALPHA, *BETA, *GAMMA], "three")
     assert indexed(cache, [*ALPHA, *BETA, *GAMMA], "three") is large
     assert indexed(cache, BETA, "two") is not second
+
+
+def finished(*roles: str) -> list[tuple[int, ...]]:
+    """Messages of the blocks that count as the finished turn, in a history of these roles."""
+    return [block.messages for block in finished_turn(cut_blocks([Message(role) for role in roles]))]  # type: ignore[arg-type]
+
+
+def test_the_finished_turn_is_what_the_agent_did_last() -> None:
+    assert finished("user", "assistant", "user", "assistant", "user") == [(3,)]
+    assert finished("user") == []
+    assert finished("user", "assistant", "user", "instruction", "user") == [(1,)], "a request without an answer is none"
+    assert finished("user", "assistant", "instruction", "user") == [(1,)], "what is pinned is no work of the agent"

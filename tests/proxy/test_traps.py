@@ -16,7 +16,7 @@ from proxy.conversations import ArchivedConversations
 from proxy.planning import Draft, Planner
 from proxy.rewrite import GuardFailure
 from tests.observed import observe, replay_of
-from tests.proxy.dialogue import LUNCH_S, Dialogue, read, said, turn, user
+from tests.proxy.dialogue import LUNCH_S, Dialogue, Message, read, said, turn, user
 
 ID = {"x-session-id": "s"}
 HISTORY = [*turn("please read the first file", "first"), *turn("now the second one", "second")]
@@ -195,3 +195,56 @@ async def test_keys_are_in_no_file_no_log_and_no_report(
     assert "canary" not in printed.out + printed.err + caplog.text
     files = await asyncio.to_thread(lambda: [path.read_bytes() for path in tmp_path.iterdir()])
     assert files and all(b"canary" not in content for content in files)
+
+
+async def test_pressure_that_a_selection_cannot_relieve_breaks_the_cache_once(dialogue: Dialogue) -> None:
+    """The user's own words alone exceed the window: nothing that is left out can help."""
+    await dialogue.restart(context_window_tokens=2_000)
+    history: list[Message] = []
+    for number in range(5):
+        history += [user(f"request {number} " + "words " * 1500)]
+        await dialogue.send(history, headers=ID)
+        history += [*read(f"f{number}.py", "text " * 300), said("ok")]
+    rows = await dialogue.exchanges()
+    assert sum(row.selection_id is not None and row.boundary == "cold" for row in rows) == 1
+    assert "a selection did not help" in rows[-1].reason
+
+
+async def test_matches_without_an_id_are_counted_and_logged(
+    dialogue: Dialogue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two projects with the same greeting shared a session, and nobody could see that it was a guess."""
+    history = [user("hello"), said("hi"), user("more")]
+    with caplog.at_level("INFO", "proxy.recorder"):
+        await dialogue.send(history[:1])
+        assert dialogue.conversations.health()["matches_without_client_id"] == 0
+        await dialogue.send(history)
+        assert dialogue.conversations.health()["matches_without_client_id"] == 1
+        await dialogue.send([user("other")], headers=ID)
+        await dialogue.send([user("other"), said("hi"), user("more")], headers=ID)
+        assert dialogue.conversations.health()["matches_without_client_id"] == 1
+        await dialogue.close()
+    known_by = [record.getMessage().split("known_by=")[1].split()[0] for record in caplog.records]
+    assert known_by == ["history", "history", "id", "id"]
+
+
+async def test_a_cache_that_no_longer_serves_a_session_is_an_alarm(
+    dialogue: Dialogue, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users saw their quota burn faster; the share of cached tokens told it, and nobody looked."""
+    history: list[Message] = []
+    for number in range(12):
+        history += [user(f"request {number}")]
+        cached = 9_000 if number < 6 else 100
+        await dialogue.send(history, headers=ID, usage={"prompt_tokens": 10_000, "cached": cached})
+        history += [said("ok")]
+    await dialogue.conversations.flush()
+    falls = dialogue.conversations.health()["cache_falls"]
+    assert isinstance(falls, dict) and len(falls) == 1
+    assert [r.getMessage().split()[0] for r in caplog.records if r.levelname == "WARNING"] == ["cache.fell"]
+    (session,) = await dialogue.sessions()
+    asked = ("--db", dialogue.settings.db)
+    assert main(["sessions", *asked]) == 0 and " FELL" in capsys.readouterr().out
+    assert (
+        main(["show", session.name, *asked]) == 0 and "CACHE: the provider's cache serves 1%" in capsys.readouterr().out
+    )
