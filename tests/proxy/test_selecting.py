@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from graphstore.blocks import Block, Message, cut_blocks
+from graphstore.blocks import Block, cut_blocks
+from graphstore.blocks import Message as Facts
 from graphstore.identifiers import IdentifierIndex
 from proxy.dialects.base import ParsedRequest
 from proxy.dialects.chat import ChatDialect
@@ -82,7 +83,7 @@ def test_indexes_stay_within_the_bound_and_the_newest_stays() -> None:
 
 def finished(*roles: str) -> list[tuple[int, ...]]:
     """Messages of the blocks that count as the finished turn, in a history of these roles."""
-    return [block.messages for block in finished_turn(cut_blocks([Message(role) for role in roles]))]  # type: ignore[arg-type]
+    return [block.messages for block in finished_turn(cut_blocks([Facts(role) for role in roles]))]  # type: ignore[arg-type]
 
 
 def test_the_finished_turn_is_what_the_agent_did_last() -> None:
