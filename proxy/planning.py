@@ -359,7 +359,7 @@ class Planner:
 
     @staticmethod
     def _drop_selection(session: Session) -> None:
-        session.left_out = frozenset()
+        session.left_out, session.unrelieved = frozenset(), False
         session.row = replace(session.row, selection_id=None)
 
     def _keep_original(self, draft: Draft, session: Session, why: str) -> None:
