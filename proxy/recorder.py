@@ -113,9 +113,12 @@ class Recorder:
         def submit() -> None:
             known = _without_lost_parent(session, snapshot) if session is not None and snapshot is not None else None
             # With a gap, the session must not move on to messages that the archive may have from another one alone.
-            ended = self._ended(row, known, dialect, read(), moves=session is not None and not session.has_gap)
+            answer = read()
+            ended = self._ended(row, known, dialect, answer, moves=session is not None and not session.has_gap)
             if session is not None and row.outcome != "side":
                 self._watch(session, ended)
+                if _ends_turn(answer):
+                    session.queued_turn = max(session.queued_turn, row.turn)
 
         self._add(submit)
 
@@ -222,7 +225,8 @@ class Recorder:
     @staticmethod
     def _broken_off(row: ExchangeRow, found: Identified) -> tuple[ReplayRequest, ...]:
         """A new turn shows that the one before it has ended, however it did."""
-        if row.session_id is None or row.step or row.turn < 2 or found.outcome in ("side", "retry"):
+        known = found.session.queued_turn >= row.turn - 1
+        if known or row.session_id is None or row.step or row.turn < 2 or found.outcome in ("side", "retry"):
             return ()
         return (ReplayRequest(row.session_id, row.turn - 1, None, row.started_at),)
 
@@ -250,8 +254,7 @@ class Recorder:
                     for raw in answer.messages
                 )
         replays: tuple[ReplayRequest, ...] = ()
-        ends_turn = answer is not None and answer.complete and answer.ends_turn
-        if ends_turn and row.session_id is not None and _is_of_agent(row, session):
+        if _ends_turn(answer) and row.session_id is not None and _is_of_agent(row, session):
             replays = (ReplayRequest(row.session_id, row.turn, row.id, row.ended_at or row.started_at),)
         answers = tuple(AnswerRow(row.id, position, message.id) for position, message in enumerate(messages))
         _log(row, session)
@@ -279,6 +282,10 @@ def _note_loss(session: Session, done: "Future[None]") -> None:
     """Later rows refer to earlier ones. A batch that is only late is told like one that is lost: no harm in twice."""
     if done.exception() is not None:
         session.has_gap = True
+
+
+def _ends_turn(answer: Answer | None) -> bool:
+    return answer is not None and answer.complete and answer.ends_turn
 
 
 def _is_of_agent(row: ExchangeRow, session: SessionRow | None) -> bool:

@@ -62,6 +62,7 @@ class Session:
     in_flight: int = 0
     has_gap: bool = False  # the archive lost some of this history: it gets all of it with the next request
     unrelieved: bool = False  # the present selection leaves more than the model's window holds
+    queued_turn: int = 0  # the last turn whose end was seen, and which therefore waits for its replay already
     watch: CacheWatch = field(default_factory=CacheWatch)
     is_orphan: bool = False  # the archive lost the session that it branched from
     cut: Cut = Cut((), ())

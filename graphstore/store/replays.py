@@ -11,7 +11,6 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from graphstore.store.engine import OwnerLock, explain, is_owned, writer_engine
 from graphstore.store.schema import (
     blocks,
     edges,
-    exchanges,
     inheritances,
     observation_blocks,
     observation_edges,
@@ -58,52 +56,41 @@ def worker_runs(path: Path) -> bool:
 # -- on a transaction of the proxy's writer ---------------------------------------------------------------------------
 
 
-def queue_replay(db: Connection, request: ReplayRequest) -> None:
-    """Add a job, or point a waiting one of the same turn at the newer exchange. Claimed and ended jobs stay."""
-    if request.exchange_id is None:
-        _queue_broken_off(db, request)
-        return
-    statement = upsert(replay_jobs).values(
-        session_id=request.session_id,
-        turn=request.turn,
-        exchange_id=request.exchange_id,
-        state="queued",
-        queued_at=request.queued_at,
-    )
-    newer = {"exchange_id": statement.excluded.exchange_id, "queued_at": statement.excluded.queued_at}
-    db.execute(
-        statement.on_conflict_do_update(
-            index_elements=["session_id", "turn"], set_=newer, where=replay_jobs.c.state == "queued"
-        )
-    )
-    excess = (
-        select(replay_jobs.c.id)
-        .where(replay_jobs.c.state == "queued")
-        .order_by(replay_jobs.c.queued_at.desc(), replay_jobs.c.id.desc())
-        .offset(JOBS_MAX)
-        .limit(-1)
-    )
-    db.execute(
-        update(replay_jobs)
-        .where(replay_jobs.c.id.in_(excess.scalar_subquery()))
-        .values(state="folded", ended_at=request.queued_at, error=f"more than {JOBS_MAX} turns waited")
-    )
+# As text: SQLAlchemy would take longer to put these together than SQLite to run them, on every turn.
+_IS_KNOWN = "SELECT 1 FROM replay_jobs WHERE session_id = ? AND turn = ?"
+_LAST_ANSWERED = """
+    SELECT max(id) FROM exchanges
+    WHERE session_id = ? AND turn = ? AND ended_at IS NOT NULL AND status < 400 AND outcome NOT IN ('side', 'opaque')
+"""
+_QUEUE = """
+    INSERT INTO replay_jobs (session_id, turn, exchange_id, state, queued_at) VALUES (?, ?, ?, 'queued', ?)
+    ON CONFLICT (session_id, turn) DO UPDATE SET exchange_id = excluded.exchange_id, queued_at = excluded.queued_at
+    WHERE replay_jobs.state = 'queued'
+"""
+_COUNT = "SELECT count(*) FROM replay_jobs WHERE state = 'queued'"
+_FOLD = """
+    UPDATE replay_jobs SET state = 'folded', ended_at = ?, error = ? WHERE id IN
+        (SELECT id FROM replay_jobs WHERE state = 'queued' ORDER BY queued_at DESC, id DESC LIMIT -1 OFFSET ?)
+"""
 
 
-def _queue_broken_off(db: Connection, request: ReplayRequest) -> None:
-    known = replay_jobs.c.session_id == request.session_id, replay_jobs.c.turn == request.turn
-    if db.execute(select(replay_jobs.c.id).where(*known)).first() is not None:
-        return
-    answered = (
-        exchanges.c.session_id == request.session_id,
-        exchanges.c.turn == request.turn,
-        exchanges.c.outcome.not_in(("side", "opaque")),
-        exchanges.c.ended_at.is_not(None),
-        exchanges.c.status < 400,
-    )
-    last = db.scalar(select(func.max(exchanges.c.id)).where(*answered))
-    if last is not None:
-        queue_replay(db, replace(request, exchange_id=last))
+def queue_replays(db: Connection, requests: Sequence[ReplayRequest]) -> None:
+    """Add jobs, or point a waiting one of the same turn at the newer exchange. Claimed and ended jobs stay.
+
+    Beyond `JOBS_MAX` that wait, the oldest are folded.
+    """
+    for request in requests:
+        exchange = request.exchange_id
+        turn = (request.session_id, request.turn)
+        if exchange is None:
+            if db.exec_driver_sql(_IS_KNOWN, turn).first() is not None:
+                continue
+            exchange = db.exec_driver_sql(_LAST_ANSWERED, turn).scalar()
+        if exchange is not None:
+            db.exec_driver_sql(_QUEUE, (*turn, exchange, request.queued_at))
+    if requests and (db.exec_driver_sql(_COUNT).scalar() or 0) > JOBS_MAX:
+        why = f"more than {JOBS_MAX} turns waited"
+        db.exec_driver_sql(_FOLD, (requests[-1].queued_at, why, JOBS_MAX))
 
 
 def inherit(db: Connection, fork: Fork) -> None:
@@ -232,7 +219,7 @@ class ReplayQueue:
     def add(self, request: ReplayRequest) -> None:
         """Queue a turn by hand; the proxy's writer does so by itself."""
         with self._transaction() as db:
-            queue_replay(db, request)
+            queue_replays(db, (request,))
 
     def recover(self) -> int:
         """Queue again what a worker that died had claimed; what killed it too often has failed. Returns how many."""

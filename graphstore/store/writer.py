@@ -34,7 +34,7 @@ from graphstore.records import (
 from graphstore.store import schema
 from graphstore.store.blobs import pack
 from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
-from graphstore.store.replays import inherit, queue_replay
+from graphstore.store.replays import inherit, queue_replays
 
 log = logging.getLogger(__name__)
 
@@ -359,8 +359,7 @@ class _Transaction:
         self._many(_REPLACE_EXCHANGE, (_values(row, ExchangeRow.__slots__) for row in _latest(batch.exchanges)))
         self._many(_ADD_ANSWER, (_values(row, AnswerRow.__slots__) for row in batch.answers))
         self._selections(batch.selections)
-        for request in batch.replays:
-            queue_replay(self.connection, request)
+        queue_replays(self.connection, batch.replays)
 
     def _many(self, statement: Insert, rows: Iterable[dict[str, Any]]) -> None:
         values = list(rows)
