@@ -74,6 +74,9 @@ def report(size: int, *, observed: float, repeat: int) -> str:
     costs = [block.cost for block in world.history]
 
     def selection() -> Selection:
+        return select(world.history, words, world.request, graph, parameters, session="s", turn=9)
+
+    def with_past_use() -> Selection:
         past = past_use(words, world.finished, costs)
         return select(
             world.history, words, world.request, graph, parameters, session="s", turn=9, rule="hybrid", past=past
@@ -82,6 +85,7 @@ def report(size: int, *, observed: float, repeat: int) -> str:
     fresh = [world.graph() for _ in range(repeat + 1)]
     times = {
         "select": median_ms(selection, repeat=repeat),
+        "with past use": median_ms(with_past_use, repeat=repeat),
         "verdicts": median_ms(selection().verdicts, repeat=repeat),
         "update": median_ms(lambda: fresh.pop().update(world.observation, parameters), repeat=repeat),
         "load": median_ms(world.graph, repeat=repeat),
