@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -111,7 +110,7 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)

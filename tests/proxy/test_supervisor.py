@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from graphstore.store.archive import open_reader
 from proxy.commands.serve import WORKER_SETTINGS, worker_environ
 from proxy.settings import HINTS, Settings, load_settings
-from proxy.supervisor import PAUSES_S, STEADY_S, Supervisor
+from proxy.supervisor import PAUSES_S, STEADY_S, Supervisor, worker_command
+from tests.archives import lay_out_archive
 
 DEADLINE_S = 20
 WAITS_FOR_STDIN = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -167,3 +169,22 @@ async def test_the_worker_is_no_target_of_the_terminals_signals() -> None:
     await until(lambda: supervisor.pid is not None)
     assert os.getpgid(supervisor.pid or 0) != os.getpgid(0)
     await supervisor.stop()
+
+
+async def test_a_worker_that_is_told_to_stop_ends_without_a_word(tmp_path: Path) -> None:
+    """A thread that reads buffered standard input makes the interpreter abort when it ends: exit by signal 6."""
+    lay_out_archive(tmp_path / "recap.db")
+    worker = await asyncio.create_subprocess_exec(
+        *worker_command(),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"RECAP_DB": str(tmp_path / "recap.db"), "RECAP_LOG_LEVEL": "info"},
+    )
+    with open_reader(tmp_path / "recap.db") as reader:
+        await until(lambda: (status := reader.worker_status()) is not None and status.state == "idle")
+        worker.send_signal(signal.SIGTERM)  # standard input stays open: the proxy still waits for us
+        assert worker.stderr is not None
+        said = (await worker.stderr.read()).decode()
+        assert (await worker.wait(), "Fatal" in said) == (0, False), said
+        status = reader.worker_status()
+        assert status is not None and status.state == "stopped"
