@@ -3,13 +3,22 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from graphstore.records import WorkerStatus
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
 from proxy.settings import Settings
 
 LIBRARIES = ("torch", "transformers")
-INSTALL = "pip install 'recap-proxy[attention]', then restart the proxy"
+INSTALL = "run `make attention`, or pip install '.[attention]', where the source lies, then restart the proxy"
+DIED = {
+    "loading": ("the worker ended while it loaded the model", "if memory ran out, choose a smaller attention_model"),
+    "replaying": (
+        "the worker ended while it replayed a turn",
+        "if memory ran out, lower attention_max_tokens or choose a smaller attention_model",
+    ),
+}
+DIED_OTHERWISE = ("no worker runs", "see the proxy's log; `recap serve` starts one, or run `recap worker`")
 
 
 def missing_libraries() -> list[str]:
@@ -23,6 +32,11 @@ def why_none(settings: Settings) -> tuple[str, str] | None:
     if missing := missing_libraries():
         return f"{' and '.join(missing)} cannot be imported here", INSTALL
     return None
+
+
+def how_it_died(status: WorkerStatus) -> tuple[str, str]:
+    """Problem and remedy, from what a worker that runs no longer said last."""
+    return DIED.get(status.state, DIED_OTHERWISE)
 
 
 def attention_health(reader: Reader, settings: Settings) -> dict[str, object]:
@@ -42,8 +56,11 @@ def attention_health(reader: Reader, settings: Settings) -> dict[str, object]:
     if status is None:
         return found | {"state": "waiting"}
     problem, _, remedy = (status.problem or "").partition("; ")
+    dead = not runs and status.state != "stopped"
+    if dead and not problem:
+        problem, remedy = how_it_died(status)
     return found | {
-        "state": status.state if runs or status.state == "stopped" else "dead",
+        "state": "dead" if dead else status.state,
         "model": status.model,
         "device": status.device,
         "problem": problem or None,

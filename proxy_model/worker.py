@@ -68,6 +68,7 @@ class Worker:
     pause: Callable[[float], object]
     _observer: Observer | None = None
     _failures: int = 0
+    _problem: str | None = None  # why there is no model
     _idle_polls: int = 0
     _owes: bool = False  # the archive failed when a job was to be ended: it counts as claimed until it is recovered
 
@@ -85,31 +86,34 @@ class Worker:
         """One look at the queue, and what follows from it."""
         if self._owes:
             self._settle(self.jobs.recover)
-        job = self._guarded(self._next)
+        if not self._guarded(self.jobs.has_work):
+            self._rest()
+            return
+        try:  # before a job is taken: a process that dies of the model costs no turn one of its attempts
+            observer = self._model()
+        except ModelUnavailable as error:
+            self._do_without(str(error))
+            return
+        job = self._guarded(self.jobs.claim)
         if job is None:
-            self._idle_polls += 1
-            if self._observer is not None and self._idle_polls == FORGET_POLLS:
-                self._observer.forget()
-            self.pause(POLL_S)
+            self._rest()
             return
         self._idle_polls = 0
         try:
-            self._work(job)
+            self._work(job, observer)
         except Stopped:
             self._settle(lambda: self.jobs.release(job))
             raise
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> ReplayJob | None:
-        return self.jobs.claim() if self.jobs.has_work() else None
+    def _rest(self) -> None:
+        self._idle_polls += 1
+        if self._observer is not None and self._idle_polls == FORGET_POLLS:
+            self._observer.forget()
+        self.pause(POLL_S)
 
-    def _work(self, job: ReplayJob) -> None:
-        try:
-            observer = self._model()
-        except ModelUnavailable as error:
-            self._give_back(job, str(error))
-            return
+    def _work(self, job: ReplayJob, observer: Observer) -> None:
         self._tell("replaying")
         try:
             context = self.context_of(job)
@@ -117,7 +121,8 @@ class Worker:
             stored = self.jobs.finish(job, replay, context.identifiers)
         except ModelUnavailable as error:  # only the replay itself shows that this model's attention cannot be read
             self._observer = None
-            self._give_back(job, str(error))
+            self._settle(lambda: self.jobs.release(job))
+            self._do_without(str(error))
             return
         except ArchiveUnavailable as error:
             log.warning("replay.unwritten session=%d turn=%d: %s", job.session_id, job.turn, error)
@@ -140,15 +145,15 @@ class Worker:
 
     def _model(self) -> Observer:
         if self._observer is None:
-            self._tell("loading")
+            self._tell("loading", self._problem)  # why it failed last is worth more than that it is tried again
             self._observer = self.load()
-            self._failures = 0
+            self._failures, self._problem = 0, None
         return self._observer
 
-    def _give_back(self, job: ReplayJob, problem: str) -> None:
-        """No replay can be made: the job waits until one can."""
+    def _do_without(self, problem: str) -> None:
+        """No replay can be made: jobs wait until one can."""
         log.warning("replay.no_model %s", problem)
-        self._settle(lambda: self.jobs.release(job))
+        self._problem = problem
         self._tell("unavailable", problem)
         self.pause(MODEL_PAUSES_S[min(self._failures, len(MODEL_PAUSES_S) - 1)])
         self._failures += 1

@@ -27,6 +27,7 @@ from graphstore.store.engine import OwnerLock, explain, is_owned, writer_engine
 from graphstore.store.schema import (
     blocks,
     edges,
+    exchanges,
     inheritances,
     observation_blocks,
     observation_edges,
@@ -149,7 +150,10 @@ def derive_session(
 
 
 def last_observed(db: Connection, session_id: int) -> tuple[int, int] | None:
-    """Turn of the latest observation that a session has or inherits, and the parameters of its model."""
+    """Turn of the latest observation that a session has or inherits, and the parameters of its model.
+
+    What a branch says in a turn of its own no replay of its parent has seen, however far the parent went.
+    """
     columns = (observations.c.turn, observations.c.parameters)
     own = db.execute(
         select(*columns).where(observations.c.session_id == session_id).order_by(observations.c.turn.desc()).limit(1)
@@ -161,7 +165,13 @@ def last_observed(db: Connection, session_id: int) -> tuple[int, int] | None:
         return None
     query = select(*columns).where(observations.c.session_id == link.parent_id, observations.c.turn <= link.turn)
     row = db.execute(query.order_by(observations.c.turn.desc()).limit(1)).first()
-    return (row.turn, row.parameters) if row is not None else last_observed(db, link.parent_id)
+    inherited = (row.turn, row.parameters) if row is not None else last_observed(db, link.parent_id)
+    if inherited is None:
+        return None
+    turn, size = inherited
+    moving = exchanges.c.outcome.not_in(("side", "opaque"))
+    first = db.scalar(select(func.min(exchanges.c.turn)).where(exchanges.c.session_id == session_id, moving))
+    return (turn if first is None else min(turn, max(0, first - 1))), size
 
 
 def load_jobs(db: Connection, session_id: int) -> list[JobRow]:

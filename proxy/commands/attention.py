@@ -6,7 +6,7 @@ from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule, StoredObservat
 from graphstore.records import JobRow
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
-from proxy.attention import why_none
+from proxy.attention import DIED_OTHERWISE, how_it_died, why_none
 from proxy.commands.text import count, duration, number, plain, short
 from proxy.settings import Settings
 
@@ -48,7 +48,8 @@ def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
         return f"the replay of turn {failed.turn} failed: {plain(failed.error or '')}"
     if any(job.state in ("queued", "claimed") for job in jobs):
         if status is None or not runs:
-            return "a turn waits and no worker runs; `recap serve` starts one, or run `recap worker`"
+            problem, remedy = DIED_OTHERWISE if status is None else how_it_died(status)
+            return f"a turn waits: {problem}; {remedy}"
         return f"a turn waits for the worker, which is {status.state}"
     return "no turn of it has ended yet"
 

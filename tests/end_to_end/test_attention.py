@@ -99,7 +99,7 @@ async def test_a_worker_that_ends_in_the_middle_loses_no_turn(
 ) -> None:
     """`orphaned`: the proxy was killed, which closes the worker's standard input. The job is replayed once, later."""
     dialogue = Dialogue(tmp_path, changes={"attention_model": str(smollm2), "attention_offline": True})
-    await dialogue.send([user("one")], headers=ID)
+    await dialogue.send([user("one two three " * 1000)], headers=ID)  # seconds of replay
     await dialogue.close()
     environ = worker_environ(dialogue.settings, os.environ)
     worker = await asyncio.create_subprocess_exec(*worker_command(), stdin=asyncio.subprocess.PIPE, env=environ)
@@ -107,7 +107,7 @@ async def test_a_worker_that_ends_in_the_middle_loses_no_turn(
     with open_reader(dialogue.settings.db) as reader:
         async with asyncio.timeout(DEADLINE_S):
             while not (jobs := reader.load_jobs(1)) or jobs[0].state == "queued":  # noqa: ASYNC110  # a process
-                await asyncio.sleep(0.01)  # until it has taken the turn; loading the model takes it much longer
+                await asyncio.sleep(0.01)  # until it has taken the turn, which it replays now
             if how == "killed":
                 worker.kill()
             worker.stdin.close()

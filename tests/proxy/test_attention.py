@@ -44,7 +44,7 @@ async def test_without_libraries_it_says_what_to_install(tmp_path: Path, monkeyp
     monkeypatch.setattr(attention, "find_spec", lambda name: None if name == "torch" else object())
     found = health(await one_turn(tmp_path))
     assert (found["state"], found["problem"]) == ("missing", "torch cannot be imported here")
-    assert "recap-proxy[attention]" in str(found["remedy"])
+    assert "make attention" in str(found["remedy"])
     assert found["queued"] == 1
 
 
@@ -63,7 +63,11 @@ async def test_what_the_worker_said_last_counts_while_it_runs(tmp_path: Path, li
         found = health(dialogue)
         assert (found["state"], found["problem"]) == ("unavailable", "there are no weights")
         assert (found["remedy"], found["model"], found["device"]) == ("fetch them", "test/model", "cpu")
-    assert health(dialogue)["state"] == "dead"
+    assert (health(dialogue)["state"], health(dialogue)["problem"]) == ("dead", "there are no weights")
+    for state, problem in (("loading", "while it loaded the model"), ("replaying", "while it replayed a turn")):
+        tell(dialogue, state, 1)  # killed for want of memory, most likely: it cannot say so itself
+        assert health(dialogue)["state"] == "dead" and problem in str(health(dialogue)["problem"])
+        assert "smaller" in str(health(dialogue)["remedy"])
     tell(dialogue, "stopped", 1)
     assert health(dialogue)["state"] == "stopped"
 

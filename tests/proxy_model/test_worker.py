@@ -153,6 +153,29 @@ def test_without_a_model_turns_wait_and_the_reason_is_told(when: str) -> None:
     assert jobs.waiting == [JOB]
 
 
+def test_no_turn_is_taken_before_there_is_a_model() -> None:
+    """A process that dies while it loads one, for want of memory say, must not use up the turn's attempts."""
+    waiting = []
+
+    def load() -> FakeModel:
+        waiting.extend(jobs.waiting)
+        return FakeModel()
+
+    jobs = FakeJobs([JOB])
+    run(jobs, load)
+    assert waiting == [JOB]
+
+
+def test_why_there_is_no_model_is_told_while_it_is_tried_again() -> None:
+    def load() -> FakeModel:
+        raise NO_WEIGHTS
+
+    jobs = FakeJobs([JOB])
+    run(jobs, load, Pauses(2))
+    told = [entry for entry in jobs.log if isinstance(entry, tuple) and entry[0] == "loading"]
+    assert told == [("loading", None), ("loading", str(NO_WEIGHTS))]
+
+
 def test_a_model_that_is_there_at_last_replays_what_waited() -> None:
     answers: list[FakeModel | ModelUnavailable] = [NO_WEIGHTS, FakeModel()]
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,25 @@ def test_a_branch_goes_on_from_what_it_shares(archive: Archive) -> None:
         for rule in RULES:
             assert queue.rebuild(2, rule)
             assert verify(archive.reader) == []
+
+
+def test_what_a_branch_says_itself_is_replayed_however_far_its_parent_went(archive: Archive) -> None:
+    """Back from turn 6 to turn 2: the branch counts its turns from 2 on, and none of them has been observed."""
+    grown(archive)
+    observe(archive.path, 1, replay_of(DENSITY), turn=6)
+    for session, parent in ((2, 1), (3, 2)):  # and a branch of the branch, from which nothing was observed
+        batch = History(session).grow("one", "two", f"other {session}", exchange=False)
+        archive.writer.submit(batch).result(DEADLINE_S)
+        row = replace(exchange_row(session, session), turn=2)
+        fork = Fork(session, parent, frozenset({0, 1}))
+        archive.writer.submit(Batch(forks=(fork,), exchanges=(row,))).result(DEADLINE_S)
+    with queue_of(archive) as queue:
+        for session in (2, 3):
+            submit(archive, ReplayRequest(session, 2, session, 0.0))
+            job = queue.claim()
+            assert job is not None and (job.session_id, job.turn, job.since_turn) == (session, 2, 2)
+            assert queue.finish(job, replay_of({0: 0.1, 2: 0.4}), {}, "paper")
+    assert verify(archive.reader) == []
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
