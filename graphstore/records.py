@@ -95,7 +95,7 @@ class VerdictRow(NamedTuple):
     ordinal: int
     kept: bool
     rule: str  # "protected", "packed", "expanded", "left out"
-    detail: str  # e.g. "latest edit of src/a.py", "for 12", "did not fit", "stale"
+    detail: str  # e.g. "latest edit of src/a.py", "for 12", "rank 3 of 9, stale"
     score: float | None = None
     z_u: float | None = None
     z_lex: float | None = None

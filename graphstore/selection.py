@@ -93,18 +93,18 @@ class Selection:
                 return "left out", CAPPED
             if position in self._reasons:
                 return "protected", self._reasons[position]
-            place = f"rank {rank[position]} of {ranked}"
+            mark = ", stale" if stale[position] else ""
+            place = f"rank {rank[position]} of {ranked}{mark}"
             if ordinal in seeds:
                 return "packed", place
             if position in self._dependents:
                 return "expanded", f"for block {ordinals[self._dependents[position]]}"
             if ordinal in chosen:
                 return "protected", UNCAPPABLE
-            if stale[position]:
-                return "left out", "stale"
             if overfull:
                 return "left out", OVERFULL
-            return "left out", "did not fit" if rank[position] < last_packed else place
+            is_large = rank[position] < last_packed or self._history[position].cost > self.budget - self.protected_cost
+            return "left out", f"did not fit{mark}" if is_large else place
 
         scores = self.scores
         channels = zip(scores.total, scores.z_u, scores.z_lex, scores.z_past, scores.exploration, strict=True)

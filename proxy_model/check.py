@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from proxy_model import sampling
 from proxy_model.config import ReplayConfig
 from proxy_model.context import ContextBlock, Part
-from proxy_model.errors import ModelUnavailable
+from proxy_model.errors import ModelUnavailable, ReplayError
 from proxy_model.layers import FULL
 from proxy_model.loader import LoadedModel, cut_above, layer_kinds, load
 from proxy_model.observe import Replayer
@@ -97,6 +97,9 @@ def check(config: ReplayConfig, clock: Callable[[], float] = monotonic) -> Check
     began = clock()
     model = load(config, whole=True)
     loaded = clock() - began
+    if not all(model.encode(made_up(ENTRIES, 0)).spans):
+        problem = f"the check's context does not fit into {model.max_tokens} tokens"
+        raise ReplayError(problem, "raise attention_max_tokens, or choose a model that takes longer contexts")
     scores = copy_scores(model)
     cut_above(model.network, model.layers[-1])
     agreement = agreement_of(model, config)
@@ -122,6 +125,26 @@ def made_up(entries: int, copied: int) -> list[ContextBlock]:
     history = (ContextBlock(i, (Part("user", text),), is_dependent=True) for i, text in enumerate(texts))
     instructions = ContextBlock(None, (Part("system", "You are a coding agent."),))
     return [instructions, *history, ContextBlock(None, (Part("assistant", texts[copied]),), in_turn=True)]
+
+
+def proven(model: LoadedModel, config: ReplayConfig) -> Replayer:
+    """For replays with this model, after a first one of two made-up entries, which takes a second at most.
+
+    What fails here fails with every turn, so it is the model's fault and not the turn's: ModelUnavailable.
+    """
+    replayer = Replayer(model, config)
+    try:
+        replayer.observe(made_up(2, 0), SESSION)
+    except ReplayError as error:
+        raise ModelUnavailable(f"{model.name} cannot replay: {error.problem}", error.remedy) from error
+    except MemoryError as error:
+        remedy = "free memory, or choose a smaller model with the setting attention_model"
+        raise ModelUnavailable(f"{model.name} leaves no memory for a replay", remedy) from error
+    except Exception as error:  # whatever a model with other shapes than it says makes torch raise
+        problem = f"{model.name} cannot replay ({type(error).__name__}: {str(error)[:200]})"
+        raise ModelUnavailable(problem, "choose another model with the setting attention_model") from error
+    replayer.forget()
+    return replayer
 
 
 def copy_scores(model: LoadedModel) -> tuple[LayerScore, ...]:
@@ -231,7 +254,8 @@ def _token_bytes(model: LoadedModel) -> int:
     settings = model.network.config
     size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     bytes_each: int = next(model.network.parameters()).element_size()
-    return int(2 * settings.num_key_value_heads * size * len(model.network.layers) * bytes_each)
+    heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    return int(2 * heads * size * len(model.network.layers) * bytes_each)
 
 
 def _peak_bytes(device: str) -> int | None:

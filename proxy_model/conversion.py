@@ -41,7 +41,7 @@ def convert(path: Path, folder: Path) -> None:
     except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
         problem = f"{path} is no GGUF file that transformers can read ({reason})"
-        raise ModelUnavailable(problem, "take the model's safetensors folder or its Hugging Face name") from exc
+        raise ModelUnavailable(problem, "fetch it again if it is cut short, or name a folder with safetensors") from exc
 
 
 def _convert(path: Path, folder: Path) -> None:

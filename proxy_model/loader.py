@@ -3,6 +3,7 @@
 What cannot be replayed with is refused here, with a sentence that says what to do, and not in the middle of a replay.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 READABLE = frozenset({FULL, "sliding_attention"})
-INSTALL = "install them: pip install 'recap-proxy[attention]'"
+INSTALL = "run `make attention`, or pip install '.[attention]', where the source lies"
 ANOTHER = "choose another model with the setting attention_model"
+TOKENS_MIN = 64  # of a model or a setting: with fewer no turn fits
+REASON_CHARS = 200  # of what a library says, which may go on for pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,13 @@ def load(config: ReplayConfig, *, whole: bool = False) -> LoadedModel:
     """
     torch = _libraries()
     if config.threads is not None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(min(config.threads, os.cpu_count() or 1))  # more of them than processors kill it
     device = _device(config, torch)
     dtype = _dtype(config, device, torch)
     source = _source(config.model)
+    settings = _settings(config, source)
     tokenizer = _tokenizer(config, source)
-    network = _network(config, source, getattr(torch, dtype))
+    network = _network(config, source, getattr(torch, dtype), settings)
     choice = _layers(config, network.config)
     _check_vocabulary(config, tokenizer, network)
     parameters = sum(weight.numel() for weight in network.parameters())
@@ -107,9 +111,11 @@ def _libraries() -> Any:
     try:
         import torch
         from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+        from huggingface_hub.utils import logging as hub_logging
         from transformers.utils.logging import disable_progress_bar, set_verbosity_error
     except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
         raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
+    hub_logging.set_verbosity_error()  # each of its tries, twice over; how they ended we say ourselves
     set_verbosity_error()  # it warns of the output head that is left out, and what else it warns of is refused here
     if not are_progress_bars_disabled():
         disable_progress_bar()  # of reading weights: half a second
@@ -149,6 +155,8 @@ def _source(model: str) -> str:
         if not (path / "config.json").is_file():
             raise ModelUnavailable(f"{path} has no config.json", "name a model's folder or a .gguf file")
         return str(path)
+    if path.is_file():
+        raise ModelUnavailable(f"{path} is a file, and no .gguf", "name a model's folder or a .gguf file")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise ModelUnavailable(f"there is no folder {path}", "correct the setting attention_model")
     return model
@@ -173,23 +181,37 @@ def _tokenizer(config: ReplayConfig, source: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _network(config: ReplayConfig, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
-    from transformers import AutoConfig, AutoModel
+def _settings(config: ReplayConfig, source: str) -> "PreTrainedConfig":
+    """Read before everything else: what is wrong with it breaks the tokenizer too."""
+    from transformers import AutoConfig
 
     try:
         settings = AutoConfig.from_pretrained(source, **_access(config))
+        _refuse_unreadable(config, settings.get_text_config(decoder=True))
+    except ModelUnavailable:
+        raise
     except Exception as exc:
         raise _unavailable(config, source, "configuration", exc) from exc
-    _refuse_unreadable(config, settings.get_text_config(decoder=True))
+    return settings
+
+
+def _network(
+    config: ReplayConfig, source: str, dtype: "torch.dtype", settings: "PreTrainedConfig"
+) -> "PreTrainedModel":
+    from transformers import AutoModel
+
     try:
-        network, report = AutoModel.from_pretrained(source, dtype=dtype, output_loading_info=True, **_access(config))
+        network, report = AutoModel.from_pretrained(
+            source, config=settings, dtype=dtype, output_loading_info=True, **_access(config)
+        )
     except Exception as exc:
         raise _unavailable(config, source, "weights", exc) from exc
     network = getattr(network, "language_model", network)
     absent = report.get("missing_keys") or report.get("mismatched_keys")
     if absent:  # transformers fills them with random numbers and goes on
         example = sorted(map(str, absent))[0]
-        raise ModelUnavailable(f"{config.model}: {len(absent)} of its weights are missing, {example} for one", ANOTHER)
+        problem = f"{config.model}: {len(absent)} of its weights are missing, {example} for one"
+        raise ModelUnavailable(problem, f"{_again(source)}; or {ANOTHER}")
     if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
         raise ModelUnavailable(f"{config.model}: its weights hold values that are no numbers", _again(source))
     if not hasattr(network, "layers") or not hasattr(network, "rotary_emb"):
@@ -208,6 +230,8 @@ def _refuse_unreadable(config: ReplayConfig, settings: "PreTrainedConfig") -> No
         raise ModelUnavailable(
             f"{config.model} has layers that are not attention ({', '.join(sorted(strange))})", ANOTHER
         )
+    if length_max(settings) < TOKENS_MIN:
+        raise ModelUnavailable(f"{config.model} takes {length_max(settings)} tokens, too few for a turn", ANOTHER)
     if getattr(settings, "attn_logit_softcapping", None):
         raise ModelUnavailable(f"{config.model} caps its attention, which the replay does not know", ANOTHER)
 
@@ -238,21 +262,32 @@ def _placed(config: ReplayConfig, network: "PreTrainedModel", device: str) -> "P
 def _unavailable(config: ReplayConfig, source: str, what: str, exc: Exception) -> ModelUnavailable:
     reason = _first_line(exc)
     if Path(source).is_dir():
-        return ModelUnavailable(f"{config.model}: its {what} cannot be read ({reason})", _again(source))
-    if config.offline:
+        return ModelUnavailable(
+            f"{config.model}: its {what} cannot be read ({reason})", f"{_again(source)}; or {ANOTHER}"
+        )
+    if config.offline or _hub_is_offline():
         return ModelUnavailable(
             f"{config.model} is not in the local cache and offline is set",
-            "fetch it once without attention_offline, or name a folder or a .gguf file",
+            "fetch it once without attention_offline and HF_HUB_OFFLINE, or name a folder or a .gguf file",
         )
     return ModelUnavailable(
-        f"{config.model}: its {what} could not be had ({reason})",
+        f"{config.model} is not in the local cache and its {what} could not be fetched ({reason})",
         "check the name and the network, or name a folder or a .gguf file with attention_model",
     )
 
 
+def _hub_is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def _again(source: str) -> str:
-    return f"fetch the model again: {source} is damaged or incomplete"
+    return f"fetch the model again if {source} is damaged or incomplete"
 
 
 def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
+    """The first line that says something: one that ends in a colon announces the next."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
+    count = next((n for n, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count])[:REASON_CHARS]

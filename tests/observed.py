@@ -55,6 +55,7 @@ def observe(
     exchange_id: int | None = None,
     rule: Rule = "paper",
     identifiers: Mapping[int, frozenset[str]] | None = None,
+    at: float = 0.0,
 ) -> None:
     """Queue, claim and finish a replay of this turn, in an archive that a proxy may have open.
 
@@ -65,7 +66,7 @@ def observe(
             last = reader.last_exchange(session_id)
             assert last is not None
             exchange_id = last.id
-    with open_queue(path, clock=lambda: 0.0) as queue:
+    with open_queue(path, clock=lambda: at) as queue:
         queue.add(ReplayRequest(session_id, turn, exchange_id, LATEST))
         job = queue.claim()
         assert job is not None and (job.session_id, job.turn) == (session_id, turn)

@@ -234,10 +234,12 @@ class Reader:
         with self.snapshot() as db:
             return replays.load_graph(db, session_id)
 
-    def derived_graph(self, session_id: int, rule: Rule, parameters: Parameters) -> ContextGraph:
-        """The graph under another rule than the stored one, from what the replays measured."""
+    def derived_graph(
+        self, session_id: int, rule: Rule, parameters: Parameters, *, until_turn: int | None = None
+    ) -> ContextGraph:
+        """The graph under a rule, from what the replays measured: all of them, or those of turns up to one."""
         with self.snapshot() as db:
-            return replays.derive_session(db, session_id, rule, parameters)
+            return replays.derive_session(db, session_id, rule, parameters, until_turn=until_turn)
 
     def graph_rule(self, session_id: int) -> str:
         """The rule by which the stored importances were derived; "" when nothing has been observed."""

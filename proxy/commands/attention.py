@@ -25,10 +25,9 @@ def attention_state(reader: Reader, session_id: int, settings: Settings) -> str:
     observed = reader.load_observations(session_id)
     if observed:
         last = observed[-1]
-        stored = reader.graph_rule(session_id)
         return (
             f"attention: {count(len(observed), 'replay')} by {short(plain(last.replay.model), MODEL_CHARS)}, "
-            f"the last of turn {last.turn}; importance stored by rule {stored!r}"
+            f"the last of turn {last.turn}"
         )
     if reader.last_observed(session_id) is not None:
         return "attention: inherited from the session that this one branched from; no replay of its own yet"
@@ -64,7 +63,7 @@ def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | N
         return (
             f"replay{since}: {count(len(replay.blocks), 'block')} in {number(replay.tokens)} tokens "
             f"({number(replay.tokens_computed)} computed in {duration(replay.seconds)}), {replay.rows} rows, "
-            f"{count(len(replay.edges), 'link')}{missing}{stale}"
+            f"{count(len(replay.edges), 'edge')}{missing}{stale}"
         )
     if job is None:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from graphstore.blocks import Cut, Message, cut_blocks
 from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
+from graphstore.graph import ContextGraph
 from graphstore.identity import message_digest
 from graphstore.records import BlockRow, NodeState, SelectionRow, SessionRow, VerdictRow
 from graphstore.store.archive import open_reader
@@ -26,6 +27,15 @@ from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
 
 SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
+LEGEND = {
+    "why": "the rule that kept it, and what that rule went by; of a block left out, what it lacked. "
+    "expanded: kept because a kept block uses it",
+    "u": "importance that replays gave it, as the selection knew it; stale: later edits or results replaced it",
+    "z(past)": "how much of it the last turn named",
+    "z(words)": "words that it shares with the request",
+    "explore": "a draw for blocks that no replay has observed",
+    "uses": "blocks that it depends on (edges of the graph)",
+}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -40,7 +50,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         session = find_session(reader, arguments.session)
         latest = None if arguments.query is not None else latest_selection(reader, session.id)
         blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
-        selection = latest or _dry_run(reader, session, settings, arguments.query or "", blocks)
+        if latest is None:
+            selection, graph = _dry_run(reader, session, settings, arguments.query or "", blocks)
+        else:
+            selection, graph = latest, _graph_of(reader, latest, settings)
         if latest is not None:
             state = "" if latest.applied else " (mode off: recorded, not sent)"
             print(f"{session.name}: selection of turn {latest.turn}, {latest.reason}{state}")
@@ -48,13 +61,26 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             print(f"{session.name}: what would be kept now for {arguments.query!r}")
         else:
             print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
-        _print(reader, session, settings, selection, blocks)
+        _print(reader, session, settings, selection, graph, blocks)
     return 0
+
+
+def _graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> ContextGraph:
+    """The graph that this selection went by: of the replays that had been stored by then, under its rule."""
+    stored = reader.load_observations(selection.session_id)
+    until = max((o.turn for o in stored if o.created_at <= selection.created_at), default=0)
+    rule = rule_of_selection(selection)
+    return reader.derived_graph(selection.session_id, rule, parameters_of(settings), until_turn=until)
+
+
+def rule_of_selection(selection: SelectionRow) -> Rule:
+    rule: Rule = json.loads(selection.parameters).get("rule", "paper")
+    return rule
 
 
 def _dry_run(
     reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
-) -> SelectionRow:
+) -> tuple[SelectionRow, ContextGraph]:
     """As if the client had sent its history, the last answer and this query. Adds what is new to `blocks`."""
     dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
     contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
@@ -74,10 +100,11 @@ def _dry_run(
         dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
         session=session.name, turn=session.turns + 1, rule=rule, query=query,
     )  # fmt: skip
-    return choice.selection.to_row(
+    made = choice.selection.to_row(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,
         reason="dry run", parameters=parameters_of(settings), notice=settings.notice,
     )  # fmt: skip
+    return made, graph
 
 
 def _ordinals(reader: Reader, session: SessionRow, cut: Cut, blocks: dict[int, BlockRow]) -> list[int]:
@@ -113,7 +140,12 @@ def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message
 
 
 def _print(
-    reader: Reader, session: SessionRow, settings: Settings, selection: SelectionRow, blocks: dict[int, BlockRow]
+    reader: Reader,
+    session: SessionRow,
+    settings: Settings,
+    selection: SelectionRow,
+    graph: ContextGraph,
+    blocks: dict[int, BlockRow],
 ) -> None:
     if not selection.verdicts:
         print("no history yet: there is nothing to choose from")
@@ -126,20 +158,19 @@ def _print(
     )
     print(attention_state(reader, session.id, settings))
     weights = json.loads(selection.parameters)
-    rule = weights.get("rule", "paper")
+    rule = rule_of_selection(selection)
     print(
         f"rule {rule}: score = {signals(rule)} + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less "
         f"{weights['kappa']:g} if stale (z: standard deviations from the blocks' mean)"
     )
-    _print_blocks(reader, session, rule, selection, blocks)
+    _print_blocks(reader.block_tokens(session.id), rule, selection, graph, blocks)
 
 
 def _print_blocks(
-    reader: Reader, session: SessionRow, rule: Rule, selection: SelectionRow, blocks: dict[int, BlockRow]
+    tokens: dict[int, int], rule: Rule, selection: SelectionRow, graph: ContextGraph, blocks: dict[int, BlockRow]
 ) -> None:
-    """One line a block. Columns of signals that this rule does not have are left away."""
-    tokens = reader.block_tokens(session.id)
-    nodes, edges = reader.load_graph(session.id)
+    """One line a block, then what the columns mean. Those of signals that this rule does not have are left away."""
+    nodes, edges = graph.to_rows()
     states = {node.ordinal: node for node in nodes}
     supports: dict[int, list[int]] = {}
     for edge in edges:
@@ -167,10 +198,10 @@ def _print_blocks(
     rows = [[cell(v) for cell in columns.values()] for v in selection.verdicts]
     left = ("", "kind", "why", "uses", "what")
     print(table(tuple(columns), rows, right=tuple(name for name in columns if name not in left)))
+    print("\n" + "\n".join(f"{name}: {LEGEND[name]}" for name in columns if name in LEGEND))
 
 
 def _importance(state: NodeState | None) -> str | None:
-    """As it stands now; a selection of the past went by z(u)."""
     if state is None or not state.observed:
         return None
     return f"{state.u:.3f}{' stale' if state.stale else ''}"

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from proxy.commands.text import duration, number
+from proxy.commands.text import duration, number, plain
 from proxy.errors import RecapError
 from proxy.settings import Settings
 from proxy_model.config import ReplayConfig
@@ -29,13 +29,18 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from proxy_model.check import check  # loads torch
 
     config = replay_config(settings)
-    if arguments.name:
+    if arguments.name == "":
+        raise RecapError("the model's name is empty: give a Hugging Face name, a folder or a .gguf file, or nothing")
+    if arguments.name is not None:
         config = dataclasses.replace(config, model=arguments.name)
-    print(f"checking {config.model}: about a minute on a CPU, less on a GPU", flush=True)
+    print(f"checking {plain(config.model)}: about a minute on a CPU, less on a GPU", flush=True)
     try:
         result = check(config)
     except ReplayError as exc:
-        raise RecapError(str(exc)) from exc
+        raise RecapError(plain(str(exc))) from exc
+    except Exception as exc:  # a model of another shape than it says
+        reason = plain(f"{type(exc).__name__}: {exc}")
+        raise RecapError(f"{plain(config.model)} cannot be checked ({reason}); choose another model") from exc
     for heading, text in lines(result, by_rule=not config.layers):
         print(f"{heading:10} {text}")
     return 0 if result.agrees else 1
@@ -91,7 +96,8 @@ def _advice(result: "Check") -> str:
     if result.suggested == result.model.layers:
         return "these are the layers that find copies best"
     listed = _listed(result.suggested)
-    return f"those that find copies best are {listed}: attention_layers = [{listed}]"
+    flag = listed.replace(" ", "")
+    return f"those that find copies best are {listed}: --attention-layers {flag}"
 
 
 def _estimate(result: "Check", tokens: int) -> str:

@@ -19,12 +19,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        sessions = [find_session(reader, arguments.session)] if arguments.session else reader.list_sessions()
+        sessions = [find_session(reader, arguments.session)] if arguments.session is not None else reader.list_sessions()
     with open_queue(settings.db, clock=time.time, claims=False) as queue:
         rebuilt = [session.name for session in sessions if queue.rebuild(session.id, arguments.rule)]
-    print(f"{count(len(rebuilt), 'session')} rebuilt by {arguments.rule!r}, {len(sessions) - len(rebuilt)} unobserved")
+    none = len(sessions) - len(rebuilt)
+    hint = "; no replay has observed " + ("it" if none == 1 else "them") + ": `recap health` says why" if none else ""
+    print(f"{count(len(rebuilt), 'session')} rebuilt by {arguments.rule!r}, {none} unobserved{hint}")
     if rebuilt and settings.evidence != arguments.rule:
         print(
-            f"The proxy chooses by {settings.evidence!r}: set `evidence` to {arguments.rule!r} if it is to follow this."
+            f"This is what the archive shows. What is sent goes by the setting evidence, now {settings.evidence!r}: "
+            f"set it to {arguments.rule!r} to choose by this rule."
         )
     return 0

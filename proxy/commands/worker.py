@@ -75,16 +75,17 @@ class ArchivedJobs:
 
     def load(self) -> Observer:
         """Takes seconds to minutes, and the first time a download. Raises ModelUnavailable."""
+        from proxy_model.check import proven
         from proxy_model.loader import load
-        from proxy_model.observe import Replayer
 
         log.info("model.loading name=%s", self._config.model)
         model = load(self._config)
+        replayer = proven(model, self._config)
         self._device = model.device  # type: ignore[assignment]  # what "auto" has become
         log.info(
             "model.loaded name=%s device=%s dtype=%s layers=%s", model.name, model.device, model.dtype, model.layers
         )
-        return Replayer(model, self._config)
+        return replayer
 
     def finish(self, job: ReplayJob, replay: Replay, identifiers: Mapping[int, frozenset[str]]) -> bool:
         return self._queue.finish(job, replay, identifiers, self._rule or default_rule(replay.parameters))

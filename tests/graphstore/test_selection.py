@@ -62,7 +62,7 @@ def test_a_block_that_does_not_fit_is_skipped_and_packing_goes_on() -> None:
         "packed: rank 1 of 5",
         "left out: did not fit",
         "packed: rank 3 of 5",
-        "left out: rank 4 of 5",
+        "left out: did not fit",  # larger than the whole budget
         "left out: rank 5 of 5",
     ]
 
@@ -122,7 +122,7 @@ def test_a_stale_support_stays_out_and_a_stale_block_is_marked_down() -> None:
     graph = graph_of(u, stale=frozenset({0, 1}), edges=((0, 2), (0, 3)))
     selection = chosen_from(tools(10, 10, 10, 10), graph, beta=0.5, delta=1.0)
     assert selection.chosen == (2, 3)
-    assert details(selection)[:2] == ["left out: stale", "left out: stale"]
+    assert details(selection)[:2] == ["left out: rank 3 of 4, stale", "left out: rank 4 of 4, stale"]
     assert selection.scores.total == pytest.approx([-2.0, -2.0, 0.0, 0.0])
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from proxy_model import check as checking
-from proxy_model.check import FOUND, Agreement, Check, Cost, LayerScore, check, copy_scores, fit, made_up
+from proxy_model.check import FOUND, Agreement, Check, Cost, LayerScore, check, copy_scores, fit, made_up, proven
 from proxy_model.config import ReplayConfig
-from proxy_model.errors import ModelUnavailable
+from proxy_model.errors import ModelUnavailable, ReplayError
 from proxy_model.loader import LoadedModel, load
 from tests.proxy_model.templates import QWEN3
 from tests.proxy_model.tiny import needs_torch, tiny_folder
@@ -152,3 +152,27 @@ def test_the_last_block_repeats_an_earlier_one() -> None:
     assert [block.ordinal for block in blocks] == [None, 0, 1, 2, 3, 4, None]
     assert blocks[-1].parts[0].text == blocks[3].parts[0].text and blocks[-1].in_turn
     assert len({block.parts[0].text for block in blocks}) == 6
+
+
+@pytest.mark.parametrize(("how", "said"), [("overflow", "sums to nan"), ("shape", "RuntimeError: ")])
+def test_a_model_that_fails_with_every_turn_is_refused_before_the_first(tmp_path: Path, how: str, said: str) -> None:
+    """Booked on the turns, its fault would cost each of them its replay, and health would call the model well."""
+    import torch
+
+    config = ReplayConfig(model=str(tiny_folder(tmp_path, "llama", template=QWEN3)), dtype="float32")
+    model = load(config)
+    weight = model.network.layers[1].self_attn.q_proj.weight
+    weight.data = torch.full_like(weight, 3e38) if how == "overflow" else torch.ones(3, 3)
+    with pytest.raises(ModelUnavailable) as error:
+        proven(model, config)
+    assert said in error.value.problem and "choose another model" in error.value.remedy
+
+
+def test_a_model_that_does_is_ready(tmp_path: Path) -> None:
+    config = ReplayConfig(model=str(tiny_folder(tmp_path, "llama", template=QWEN3)), dtype="float32", max_tokens=64)
+    assert proven(load(config), config).observe(made_up(2, 0), 1).tokens <= 64
+
+
+def test_a_context_too_short_for_the_check_is_a_sentence(tmp_path: Path, quick: None) -> None:
+    with pytest.raises(ReplayError, match="does not fit into 64 tokens; raise attention_max_tokens"):
+        checked(tiny_folder(tmp_path, "llama"), max_tokens=64)

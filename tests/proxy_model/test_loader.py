@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     error = refused(ReplayConfig())
-    assert "No module named 'torch'" in error.problem and "recap-proxy[attention]" in error.remedy
+    assert "No module named 'torch'" in error.problem and "make attention" in error.remedy
 
 
 def test_a_device_that_is_not_there(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,23 +141,50 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "has no config.json" in refused(ReplayConfig(model=str(tmp_path))).problem
 
 
-def test_a_name_that_is_not_in_the_cache_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    error = refused(ReplayConfig(model=str(tmp_path / "notes.txt")))
+    assert "is a file, and no .gguf" in error.problem
+
+
+@pytest.mark.parametrize("by", ["attention_offline", "HF_HUB_OFFLINE"])
+def test_a_name_that_is_not_in_the_cache_when_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    error = refused(ReplayConfig(model="nobody/nothing-of-that-name", offline=True))
-    assert "not in the local cache" in error.problem and "attention_offline" in error.remedy
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", by == "HF_HUB_OFFLINE")
+    error = refused(ReplayConfig(model="nobody/nothing-of-that-name", offline=by == "attention_offline"))
+    assert "not in the local cache and offline is set" in error.problem and by in error.remedy
+
+
+def test_a_model_without_room_for_a_turn(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, "llama")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 32}))
+    assert "takes 32 tokens, too few" in refused(ReplayConfig(model=str(folder))).problem
+
+
+def test_more_threads_than_processors_are_not_made(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand of them abort the process."""
+    import torch
+
+    made: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", made.append)
+    loaded(qwen, threads=100_000)
+    assert made == [os.cpu_count()]
 
 
 def test_a_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig
 
     def unreachable(*_: object, **__: object) -> None:
-        raise OSError("We couldn't connect\nmore of it")
+        raise OSError("It failed:\nWe couldn't connect\nmore of it")
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
     error = refused(ReplayConfig(model="nobody/nothing-of-that-name"))
-    assert "We couldn't connect)" in error.problem and "a folder or a .gguf file" in error.remedy
+    assert "(It failed: We couldn't connect)" in error.problem and "a folder or a .gguf file" in error.remedy
 
 
 # Damage of a model on disk

@@ -121,3 +121,21 @@ def test_layers_are_given_with_commas(checked: list[ReplayConfig], capsys: pytes
     assert checked[0].layers == (5, 11)
     assert "(as set)" in capsys.readouterr().out
     assert main(["model", "check", "--attention-layers", "5,x"]) == 2
+
+
+def test_an_empty_name_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty variable of a shell must not check another model than was meant."""
+    assert main(["model", "check", ""]) == 1
+    assert "the model's name is empty" in capsys.readouterr().err
+
+
+def test_a_fault_nobody_thought_of_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> Check:
+        raise RuntimeError("size of tensor a\x1b[31m (4)")
+
+    monkeypatch.setattr(proxy_model.check, "check", broken)
+    assert main(["model", "check", "a/\x1b[31mb"]) == 1
+    told = capsys.readouterr()
+    assert "cannot be checked (RuntimeError: size of tensor" in told.err and "\x1b" not in told.out + told.err

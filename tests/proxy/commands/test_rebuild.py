@@ -98,3 +98,22 @@ async def test_show_tells_what_became_of_each_replay(tmp_path: Path, capsys: pyt
     text = said(capsys, "show", name_of(dialogue), "--db", dialogue.settings.db)
     assert text.count("replay: part of a later turn's") == 2
     assert "replay: failed after 1 attempt: attention is no number; set attention_dtype to float32" in text
+
+
+async def test_explain_shows_the_graph_that_the_selection_went_by(
+    observed: Dialogue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a later replay found, or another rule would say, had no part in it: u beside z(u) of another time is a lie."""
+    dialogue = Dialogue(Path(observed.settings.db).parent, changes={"beta": 0.5})
+    history = [*turn("one", "alpha"), *turn("two", "beta"), user("three"), *turn("four", "gamma")]
+    dialogue.clock.advance(LUNCH_S)
+    assert (await dialogue.send([*history, user("five")], headers=ID)).rewritten
+    await dialogue.close()
+    asked = ("explain", name_of(observed), "--db", observed.settings.db)
+    before = said(capsys, *asked)
+    assert "0.600" in before and "u: importance that replays gave it" in before
+    later = replay_of({0: 0.9, 1: 0.1, 4: 0.9})
+    observe(observed.settings.db, 1, later, turn=60, at=dialogue.clock() + 1)
+    said(capsys, "rebuild", "mass", "--db", observed.settings.db)
+    after = said(capsys, *asked)
+    assert after.replace("2 replays", "1 replay").replace("turn 60", "turn 50") == before
