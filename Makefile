@@ -11,7 +11,7 @@ TYPED := -p tests.fakes -p tests.agents -p tests.meta
 .PHONY: serve test agents attention models bench bench-attention lint format types check clean
 
 serve: $(VENV)/.installed attention
-	@$(BIN)/recap serve $(ARGS)
+	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
 
 test: $(VENV)/.installed-dev agents models
 	$(BIN)/pytest $(ARGS)

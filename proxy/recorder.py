@@ -254,7 +254,8 @@ class Recorder:
                     for raw in answer.messages
                 )
         replays: tuple[ReplayRequest, ...] = ()
-        if _ends_turn(answer) and row.session_id is not None and _is_of_agent(row, session):
+        has_blocks = row.head_node_id is not None  # a history of nothing has none
+        if _ends_turn(answer) and row.session_id is not None and has_blocks and _is_of_agent(row, session):
             replays = (ReplayRequest(row.session_id, row.turn, row.id, row.ended_at or row.started_at),)
         answers = tuple(AnswerRow(row.id, position, message.id) for position, message in enumerate(messages))
         _log(row, session)

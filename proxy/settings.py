@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -115,7 +115,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     attention_max_tokens: Annotated[
         int, _doc("A longer context loses its oldest blocks in the replay, and `recap show` says so.", ge=64)
     ] = 32_768
-    attention_threads: Annotated[int, _doc("Processor threads of the worker. 0: as torch decides.", ge=0)] = 0
+    attention_threads: Annotated[
+        int, _doc("Processor threads of the worker, at most one a processor. 0: as torch decides.", ge=0)
+    ] = 0
     attention_offline: Annotated[
         bool, _doc("Never look for the model on the network (HF_HUB_OFFLINE does the same).")
     ] = False
@@ -254,8 +256,13 @@ def _convert(name: str, value: Any, source: str) -> Any:
     try:
         converted = msgspec.convert(value, HINTS[name], strict=source.startswith("file "))
     except msgspec.ValidationError as exc:
-        raise _wrong(name, value, source, f"{exc}. {description_of(name)}") from exc
+        raise _wrong(name, value, source, f"{exc}. {_choices(name)}{description_of(name)}") from exc
     return tuple(host.lower() for host in converted) if name == "allowed_hosts" else converted
+
+
+def _choices(name: str) -> str:
+    kind = HINTS[name].__origin__
+    return f"One of {', '.join(get_args(kind))}. " if get_origin(kind) is Literal else ""
 
 
 def _wrong(name: str, value: Any, source: str, remedy: str) -> SettingsError:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import Literal
 
 from sqlalchemy import Engine, QueuePool, create_engine, event
@@ -19,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_S = 5.0
+LOOK_S = 0.02  # a look at somebody's lock takes far less
 WAL_PAGES = 64  # checkpoint at 256 KiB: the log counts, and must not outgrow a small archive
 WAL_BYTES_MAX = 1 << 18  # to which a longer log is cut back after a checkpoint
 
@@ -105,7 +107,7 @@ class OwnerLock:
         self._fd = -1
         try:
             self._fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except BlockingIOError as error:
             self.release()
             raise ArchiveUnavailable(
@@ -118,6 +120,14 @@ class OwnerLock:
             raise ArchiveUnavailable(
                 "directory", f"{path.name!r} cannot be locked: {error}", "make its directory writable"
             ) from error
+
+    def _take(self) -> None:
+        """Twice: somebody who only looks (`is_owned`) holds it for an instant."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sleep(LOOK_S)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -182,7 +192,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def reader_engine(path: Path) -> Engine:
     """Engine of read-only connections, one for each thread that reads at the same time."""
-    return _engine(path, "ro", begin="BEGIN", pool_size=4)
+    return _engine(path, "ro&immutable=1" if _is_frozen(path) else "ro", begin="BEGIN", pool_size=4)
+
+
+def _is_frozen(path: Path) -> bool:
+    """On a medium that nobody can write to SQLite reads a database with a log of changes only if told that it rests."""
+    rests = not Path(f"{path}-wal").exists()
+    return rests and path.exists() and not os.access(path.parent, os.W_OK)
 
 
 def _engine(path: Path, mode: str, *, begin: str, pool_size: int) -> Engine:

@@ -23,7 +23,7 @@ from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
 from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
 from graphstore.scoring import replaced
-from graphstore.store.engine import OwnerLock, explain, is_owned, writer_engine
+from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explain, is_owned, writer_engine
 from graphstore.store.schema import (
     blocks,
     edges,
@@ -49,6 +49,16 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.worker")
 
 
+def _worker_lock(path: Path) -> OwnerLock:
+    try:
+        return OwnerLock(_lock_of(path))
+    except ArchiveUnavailable as error:
+        if error.kind != "in use":
+            raise
+        remedy = "`recap serve` starts one by itself: stop that, or give it --attention off"
+        raise ArchiveUnavailable("in use", f"a worker of {str(path)!r} runs already", remedy) from error
+
+
 def worker_runs(path: Path) -> bool:
     """Whether a worker has this archive's jobs in hand, whatever it last said of itself."""
     return is_owned(_lock_of(path))
@@ -61,7 +71,8 @@ def worker_runs(path: Path) -> bool:
 _IS_KNOWN = "SELECT 1 FROM replay_jobs WHERE session_id = ? AND turn = ?"
 _LAST_ANSWERED = """
     SELECT max(id) FROM exchanges
-    WHERE session_id = ? AND turn = ? AND ended_at IS NOT NULL AND status < 400 AND outcome NOT IN ('side', 'opaque')
+    WHERE session_id = ? AND turn = ? AND ended_at IS NOT NULL AND status < 400
+        AND head_node_id IS NOT NULL AND outcome NOT IN ('side', 'opaque')
 """
 _QUEUE = """
     INSERT INTO replay_jobs (session_id, turn, exchange_id, state, queued_at) VALUES (?, ?, ?, 'queued', ?)
@@ -212,7 +223,7 @@ class ReplayQueue:
         """
         self._clock = clock
         self._parameters = parameters or Parameters()
-        self._lock = OwnerLock(_lock_of(path)) if claims else None
+        self._lock = _worker_lock(path) if claims else None
         self._engine: Engine = writer_engine(path)
 
     def close(self) -> None:

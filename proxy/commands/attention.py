@@ -1,9 +1,11 @@
 """What replays said, in words: for `show`, `explain` and everything else that prints it."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule, StoredObservation
 from graphstore.records import JobRow
+from graphstore.replays import Replay
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
 from proxy.attention import DIED_OTHERWISE, how_it_died, why_none
@@ -53,12 +55,12 @@ def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
     return "no turn of it has ended yet"
 
 
-def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | None:
+def replay_line(job: JobRow | None, stored: StoredObservation | None, *, there_is_a_worker: bool = True) -> str | None:
     """One line on the replay of a turn; None when there never was a job for it."""
     if stored is not None:
         replay = stored.replay
         since = f" (turns {stored.since_turn} to {stored.turn})" if stored.since_turn < stored.turn else ""
-        missing = f", {count(len(replay.unobserved), 'oldest block')} did not fit" if replay.unobserved else ""
+        missing = f", {_unobserved(replay)}" if replay.unobserved else ""
         stale = f", stale: {_named(stored.replaced)}" if stored.replaced else ""
         return (
             f"replay{since}: {count(len(replay.blocks), 'block')} in {number(replay.tokens)} tokens "
@@ -70,7 +72,7 @@ def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | N
     match job.state:
         case "queued":
             again = f" again after: {plain(job.error)}" if job.error else ""
-            return f"replay: waits for the worker{again}"
+            return f"replay: waits for {'the' if there_is_a_worker else 'a'} worker{again}"
         case "claimed":
             return "replay: running"
         case "folded":
@@ -81,6 +83,12 @@ def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | N
             return None
 
 
-def _named(ordinals: frozenset[int]) -> str:
+def _unobserved(replay: Replay) -> str:
+    """What a context that was too long lost, oldest first; a replay that saw nothing else says what would help."""
+    lost = f"{count(len(replay.unobserved), 'block')} did not fit: {_named(replay.unobserved)}"
+    return lost if replay.blocks else f"{lost} (raise attention_max_tokens, or choose a model that takes longer ones)"
+
+
+def _named(ordinals: Collection[int]) -> str:
     more = f" and {len(ordinals) - NAMED_BLOCKS} more" if len(ordinals) > NAMED_BLOCKS else ""
     return ", ".join(str(v) for v in sorted(ordinals)[:NAMED_BLOCKS]) + more

@@ -39,8 +39,8 @@ def _proxy(settings: Settings) -> int:
         request.add_header("x-recap-key", settings.proxy_key)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # a URL of our own settings
-            print(response.read().decode())
-    except (urllib.error.URLError, OSError) as error:
+            print(json.dumps(json.load(response), indent=2))
+    except (urllib.error.URLError, OSError, ValueError) as error:
         print(f"no answer from {request.full_url}: {error}; start it with `recap serve`")
         return 1
     return 0

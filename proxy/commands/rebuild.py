@@ -19,7 +19,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
-        sessions = [find_session(reader, arguments.session)] if arguments.session is not None else reader.list_sessions()
+        sessions = (
+            [find_session(reader, arguments.session)] if arguments.session is not None else reader.list_sessions()
+        )
     with open_queue(settings.db, clock=time.time, claims=False) as queue:
         rebuilt = [session.name for session in sessions if queue.rebuild(session.id, arguments.rule)]
     none = len(sessions) - len(rebuilt)

@@ -82,5 +82,5 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
 def configure_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # Libraries may write headers at their debug level, and headers hold keys; Alembic reports its own setting up.
-    for name in ("aiohttp", "alembic", "httpx", "httpcore", "uvicorn", "asyncio"):
+    for name in ("aiohttp", "alembic", "httpx", "httpcore", "uvicorn", "asyncio", "torch", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)

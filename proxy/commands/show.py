@@ -3,10 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
+from graphstore.store.replays import worker_runs
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
@@ -35,6 +37,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         _print_head(reader, session, exchanges, settings)
         jobs = {job.turn: job for job in reader.load_jobs(session.id)}
         replays = {stored.turn: stored for stored in reader.load_observations(session.id)}
+        runs = worker_runs(Path(settings.db))
         tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
             _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
-            if line := replay_line(jobs.get(turn), replays.get(turn)):
+            if line := replay_line(jobs.get(turn), replays.get(turn), there_is_a_worker=runs):
                 print(f"  {line}")
         _print_totals(wanted, tokens)
     return 0

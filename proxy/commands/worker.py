@@ -20,6 +20,7 @@ from proxy.commands.model import replay_config
 from proxy.commands.serve import configure_logging
 from proxy.contexts import Context, context_of
 from proxy.conversations import parameters_of, rule_of
+from proxy.errors import RecapError
 from proxy.settings import Settings
 from proxy_model.config import ReplayConfig
 from proxy_model.worker import Observer, State, Stopped, Worker
@@ -37,6 +38,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if settings.attention == "off":
+        raise RecapError("the setting attention is off, which forbids replays; set it to auto to run a worker")
     configure_logging(settings.log_level)
     yield_to_others()
     with (

@@ -19,6 +19,7 @@ from graphstore.store.archive import open_reader
 from proxy.attention import missing_libraries
 from proxy.errors import StartError
 from proxy.server import bind
+from tests.archives import lay_out_archive
 from tests.fakes.raw_client import exchange, raw_client, request
 from tests.fakes.raw_upstream import Call, answering, raw_upstream, response
 from tests.fakes.scripted_upstream import ScriptedUpstream
@@ -155,6 +156,12 @@ def asked(port: int) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(bool(missing_libraries()), reason="torch and transformers are not installed")
+def test_a_worker_does_not_run_where_attention_is_off(tmp_path: Path) -> None:
+    lay_out_archive(tmp_path / "recap.db")
+    done = recap(tmp_path, "worker", "--db", str(tmp_path / "recap.db"), "--attention", "off")
+    assert done.returncode == 1 and "the setting attention is off" in done.stderr
+
+
 async def test_serve_keeps_a_worker_that_says_what_it_lacks(tmp_path: Path) -> None:
     """No weights: the session goes on, health names the remedy, and the worker ends with the proxy."""
     flags = ("--attention", "auto", "--attention-model", str(tmp_path / "nothing"))

@@ -18,7 +18,7 @@ from proxy.ports import Arrival
 from proxy_model.context import ContextBlock
 from proxy_model.errors import ReplayError
 from tests.proxy.dialects.histories import ARRAY_NAMES, bodies
-from tests.proxy.dialogue import LUNCH_S, PATHS, Dialogue, Message, read, said, turn, user
+from tests.proxy.dialogue import LUNCH_S, PATHS, SYSTEM, Dialogue, Message, read, said, turn, user
 
 ID = {"x-session-id": "one"}
 
@@ -143,6 +143,19 @@ async def test_side_requests_errors_and_calls_end_no_turn(dialogue: Dialogue) ->
     with open_reader(dialogue.settings.db) as reader:
         kinds = {row.id: row.kind for row in reader.list_sessions()}
         assert [(kinds[s], job) for s in kinds for job in reader.load_jobs(s)] == []
+
+
+async def test_a_history_of_nothing_ends_no_turn(tmp_path: Path) -> None:
+    """Its turn had been answered before, and that answer can be replayed."""
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send([SYSTEM, user("one")], headers=ID)
+    await dialogue.send([SYSTEM, user("one"), said("ok"), user("two")], headers=ID)
+    await dialogue.send([SYSTEM], headers=ID)
+    await dialogue.close()
+    with open_reader(dialogue.settings.db) as reader:
+        exchanges = {row.id: row for row in reader.session_exchanges(1)}
+        jobs = reader.load_jobs(1)
+        assert jobs and all(exchanges[job.exchange_id].head_node_id is not None for job in jobs)
 
 
 async def test_images_and_empty_results_take_their_place(dialogue: Dialogue) -> None:

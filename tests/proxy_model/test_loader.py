@@ -148,9 +148,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["attention_offline", "HF_HUB_OFFLINE"])
-def test_a_name_that_is_not_in_the_cache_when_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
+def test_a_name_that_is_not_in_the_cache_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

@@ -1,5 +1,6 @@
 """Opening: private files, one owner, clear words for every file that is not a usable archive."""
 
+import fcntl
 import os
 import signal
 import sqlite3
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphstore.records import Batch
-from graphstore.store import schema
+from graphstore.store import engine, schema
 from graphstore.store.archive import Archive, migrate, open_reader
 from graphstore.store.engine import ArchiveUnavailable, ensure_private, explain, writer_engine
 from graphstore.store.verify import verify
@@ -85,6 +86,25 @@ def test_a_reader_finds_an_archive_that_nobody_has_open(path: Path) -> None:
         with pytest.raises(ArchiveUnavailable) as raised, reader.snapshot() as db:
             db.exec_driver_sql("DELETE FROM sessions")
     assert raised.value.kind == "read-only"
+
+
+def test_an_archive_on_a_read_only_medium_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup on a disc, a snapshot: there is no room for the files that SQLite puts beside a database."""
+    with open_archive(path) as archive:
+        archive.writer.submit(Batch(sessions=(session_row(),)), durable=True).result(DEADLINE_S)
+    before = sorted(path.parent.iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with open_reader(path) as reader:
+        assert [row.id for row in reader.list_sessions()] == [1]
+        assert sorted(path.parent.iterdir()) == before
+
+
+def test_who_looks_at_a_lock_keeps_nobody_from_taking_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_archive(path).close()
+    with open(f"{path}.lock") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        monkeypatch.setattr(engine, "sleep", lambda _: fcntl.flock(looked_at, fcntl.LOCK_UN))
+        open_archive(path).close()
 
 
 def refusal(path: Path, *, read: bool = False) -> ArchiveUnavailable:

@@ -114,7 +114,8 @@ def test_a_waiting_job_follows_the_latest_exchange_of_its_turn(archive: Archive)
 def test_only_one_worker_claims(archive: Archive) -> None:
     with queue_of(archive), pytest.raises(ArchiveUnavailable) as refused:
         queue_of(archive)
-    assert refused.value.kind == "in use"
+    assert refused.value.kind == "in use" and "a worker" in refused.value.problem
+    assert "--attention off" in refused.value.remedy
 
 
 def test_a_job_that_kills_the_worker_every_time_fails_in_the_end(archive: Archive) -> None:

@@ -103,7 +103,7 @@ async def test_show_tells_what_became_of_each_replay(tmp_path: Path, capsys: pyt
 async def test_explain_shows_the_graph_that_the_selection_went_by(
     observed: Dialogue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a later replay found, or another rule would say, had no part in it: u beside z(u) of another time is a lie."""
+    """What a later replay found, or another rule would say, had no part in it."""
     dialogue = Dialogue(Path(observed.settings.db).parent, changes={"beta": 0.5})
     history = [*turn("one", "alpha"), *turn("two", "beta"), user("three"), *turn("four", "gamma")]
     dialogue.clock.advance(LUNCH_S)
