@@ -1,6 +1,7 @@
 """recap explain: every block of a session, kept or not, by which rule and with which scores.
 
-With --query it is a dry run: what would be kept if this text came now. Without, it explains the latest selection.
+With --query it is a dry run: what would be kept if this text came now. Without, it explains the latest selection, or
+with --turn the one in force then.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from proxy.commands.words import why
 from proxy.conversations import parameters_of, rule_of
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import ParsedRequest
+from proxy.errors import RecapError
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
@@ -41,14 +43,16 @@ LEGEND = {
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     parser = subparsers.add_parser("explain", help="every block of a session: kept or not, and why")
     parser.add_argument("session", help="name of the session, or the beginning of it")
-    parser.add_argument("--query", metavar="TEXT", help="what would be kept if you asked this now")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--query", metavar="TEXT", help="what would be kept if you asked this now")
+    what.add_argument("--turn", type=int, metavar="N", help="the selection that was in force in this turn")
     return parser
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
-        latest = None if arguments.query is not None else latest_selection(reader, session.id)
+        latest = None if arguments.query is not None else _made(reader, session, arguments.turn)
         blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
         if latest is None:
             selection, graph = _dry_run(reader, session, settings, arguments.query or "", blocks)
@@ -63,6 +67,17 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
         _print(reader, session, settings, selection, graph, blocks)
     return 0
+
+
+def _made(reader: Reader, session: SessionRow, turn: int | None) -> SelectionRow | None:
+    """The latest selection, or the latest that had been made by the end of a turn. Raises RecapError: none had been."""
+    if turn is None:
+        return latest_selection(reader, session.id)
+    of_turn = [row.selection_id for row in reader.session_exchanges(session.id) if row.turn == turn]
+    made = next((found for id in reversed(of_turn) if id is not None and (found := reader.load_selection(id))), None)
+    if made is None:
+        raise RecapError(f"nothing had been selected for turn {turn} of {session.name}; `recap show` lists its turns")
+    return made
 
 
 def _graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> ContextGraph:

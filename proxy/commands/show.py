@@ -1,7 +1,7 @@
 """recap show: a session turn by turn: what was decided, sent and left out, and what the provider counted."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
             if line := replay_line(jobs.get(turn), replays.get(turn), there_is_a_worker=runs):
                 print(f"  {line}")
-        _print_totals(wanted, tokens)
+        _print_totals(wanted, tokens, per_token=provider_tokens_per_ours(exchanges, tokens))
     return 0
 
 
@@ -143,7 +143,17 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
     print("\n".join(f"  {line}" for line in text.splitlines()))
 
 
-def _print_totals(rows: Sequence[ExchangeRow], tokens: dict[int, Tokens]) -> None:
+def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens]) -> float:
+    """How many tokens this provider counts for one of ours: by the session's untouched requests, else 1.
+
+    A request of which little was sent would not do: what each costs beside its words would be multiplied.
+    """
+    whole = [row for row in exchanges if row.input_tokens and row.messages_sent == row.messages_total]
+    ours = sum(tokens[row.id].sent for row in whole)
+    return sum(row.input_tokens or 0 for row in whole) / ours if ours else 1.0
+
+
+def _print_totals(rows: Sequence[ExchangeRow], tokens: Mapping[int, Tokens], *, per_token: float) -> None:
     """What the rewriting saved, by the provider's own numbers where it reports them."""
     full = sum(tokens[row.id].full for row in rows)
     sent = sum(tokens[row.id].sent for row in rows)
@@ -164,13 +174,9 @@ def _print_totals(rows: Sequence[ExchangeRow], tokens: dict[int, Tokens]) -> Non
     )
     rewritten = [row for row in reported if row.messages_sent < row.messages_total]
     if rewritten:
-        saved = sum(_saved(row, tokens[row.id]) for row in rewritten)
+        left_out = sum(tokens[row.id].full - tokens[row.id].sent for row in rewritten)
         print(
-            f"saved: about {number(saved)} input tokens in {count(len(rewritten), 'rewritten request')} "
-            "(the provider's count, scaled by what was left out)"
+            f"saved: about {number(round(left_out * per_token))} input tokens in "
+            f"{count(len(rewritten), 'rewritten request')} (what was left out, as the provider counts: "
+            f"{per_token:.2f} of its tokens for one of ours)"
         )
-
-
-def _saved(row: ExchangeRow, tokens: Tokens) -> int:
-    """Input tokens that this request did not need: the provider's count times left out / sent by our tokenizer."""
-    return round((row.input_tokens or 0) * (tokens.full - tokens.sent) / tokens.sent) if tokens.sent else 0

@@ -4,19 +4,23 @@ import time
 from collections.abc import Sequence
 
 LINE_CHARS = 158  # a line fits a terminal of 160 columns, indented by two
-LAST_CHARS_MIN = 20  # what the last column keeps when the others are wide
+TEXT_CHARS_MIN = 20  # what a column of text keeps when the others are wide
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> str:
     """A plain table of at most `LINE_CHARS`; columns named in `right` are right-aligned.
 
-    Cells are text or None (shown as '-'). The last column holds free text: it is what gets cut.
+    Cells are text or None (shown as '-'). The last column holds free text: it is what gets cut, and where that is not
+    enough the widest of the other columns of text.
     """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in (list(header), *cells)) for i in range(len(header))]
-    last = max(LAST_CHARS_MIN, LINE_CHARS - sum(widths[:-1]) - 2 * (len(widths) - 1))
-    widths[-1] = min(widths[-1], last)
-    cells = [[*row[:-1], short(row[-1], last)] for row in cells]
+    last = len(header) - 1
+    texts = [i for i, name in enumerate(header) if name not in right and i != last]
+    for i in (last, max(texts, key=widths.__getitem__, default=last)):
+        excess = sum(widths) + 2 * (len(widths) - 1) - LINE_CHARS
+        widths[i] = max(min(widths[i], TEXT_CHARS_MIN), widths[i] - max(0, excess))
+    cells = [[short(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
 
     def line(values: Sequence[str]) -> str:
         parts = (

@@ -13,7 +13,7 @@ import pytest
 from graphstore.store.archive import open_reader
 from proxy.commands.text import LINE_CHARS, duration, table
 from tests.proxy.commands.conftest import HISTORY, REQUEST, Recap, build
-from tests.proxy.dialogue import Dialogue, said, turn, user
+from tests.proxy.dialogue import LUNCH_S, Dialogue, said, turn, user
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -67,6 +67,30 @@ def test_show_tells_every_turn_and_numbers_that_add_up(recap: Recap, name: str) 
     assert "left out 1 block; --turn 3 lists every one" in shown.out
 
 
+async def long_then_short(folder: Path) -> str:
+    """The provider counts 50 tokens beside the words in every request, and of the words half as many as we do."""
+    dialogue = Dialogue(folder)
+    history = [*turn("one", "alpha", 30_000), *turn("two", "beta", 30_000)]
+    await dialogue.send([*history[:4], user("two")], usage={"prompt_tokens": 2600})
+    await dialogue.send([*history, user("three")], after_s=LUNCH_S, usage={"prompt_tokens": 60})
+    await dialogue.close()
+    return dialogue.settings.db
+
+
+def test_what_was_saved_is_never_more_than_the_provider_would_have_counted(recap: Recap, tmp_path: Path) -> None:
+    """Scaled from a request of which little was sent, what each request costs beside its words was multiplied too."""
+    database = asyncio.run(long_then_short(tmp_path))
+    with open_reader(database) as reader:
+        name = reader.list_sessions()[0].name
+    shown = recap("show", name, "--db", database)
+    (saved,) = [line for line in shown.lines if line.startswith("saved: about")]
+    first, second = [line.split() for line in shown.lines if " complete " in line]
+    full, sent = (int(second[i].replace(",", "")) for i in (4, 5))
+    ratio = 2600 / int(first[5].replace(",", ""))
+    assert int(saved.split()[2].replace(",", "")) == round((full - sent) * ratio)
+    assert f"{ratio:.2f} of its tokens for one of ours" in saved
+
+
 def test_show_of_a_turn_lists_every_block_with_its_reason(recap: Recap, name: str) -> None:
     lines = [line.strip() for line in recap("show", name, "--turn", "3").lines]
     blocks = [line for line in lines if line.startswith(("kept", "left out  "))]
@@ -87,6 +111,18 @@ def test_explain_tells_the_latest_selection(recap: Recap, name: str) -> None:
     assert shown.lines[0] == f"{name}: selection of turn 3, idle for 4000 s"
     assert "kept 5 of 6 blocks" in shown.lines[1]
     assert "0.5 z(words) + 0 explore, less 2 if stale" in shown.out
+
+
+def test_explain_of_a_turn_tells_the_selection_of_that_turn(recap: Recap, name: str) -> None:
+    assert recap("explain", name, "--turn", "3").out == recap("explain", name).out
+    done = recap("explain", name, "--turn", "1")
+    assert done.code == 1 and "nothing had been selected for turn 1" in done.err
+
+
+def test_a_table_that_is_too_wide_is_cut_where_there_is_text() -> None:
+    rows = [("kept", "because " * 9, 123_456, "x" * 90, "what it says " * 9)]
+    lines = table(("", "why", "tokens", "id", "what"), rows, right=("tokens", "id")).splitlines()
+    assert max(map(len, lines)) <= LINE_CHARS and "123456" in lines[2] and "x" * 90 in lines[2]
 
 
 def test_explain_of_a_query_sees_the_whole_history_and_its_words(recap: Recap, name: str) -> None:
@@ -220,4 +256,4 @@ def test_a_broken_archive_is_named_with_its_remedy(content: bytes, recap: Recap,
 def test_usage_names_the_commands_own_options_first(recap: Recap) -> None:
     """Two dozen settings in every usage line hide the one argument that is missing."""
     done = recap("explain")
-    assert done.code == 2 and "usage: recap explain [-h] [--query TEXT] session [SETTING ...]\n" in done.err
+    assert done.code == 2 and "usage: recap explain [-h] [--query TEXT | --turn N] session [SETTING ...]\n" in done.err
