@@ -12,6 +12,7 @@ Outcome = Literal[
 ]
 BoundaryKind = Literal["cold", "warm", "step", "none"]
 Ending = Literal["complete", "client gone", "upstream broken", "failed", "running"]
+Mark = Literal["pin", "mute"]  # what a person says of a block: send it always, never pack it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
-from graphstore.records import SelectionRow, VerdictRow
+from graphstore.records import Mark, SelectionRow, VerdictRow
 from graphstore.scoring import exploration, lexical_cue, standardised
 
 __all__ = ["HistoryBlock", "Parameters", "Scores", "Selection", "select"]
@@ -22,6 +22,7 @@ __all__ = ["HistoryBlock", "Parameters", "Scores", "Selection", "select"]
 ROUNDING = 1e-9  # beta * cost may fall a hair below the integer that it is on paper
 
 OWED = {"user": "user message", "pinned": "pinned"}  # what is never left out, whatever the cap
+PINNED, MUTED = "pinned by hand", "muted by hand"
 OVERFULL = "protected blocks alone exceed the budget"
 CAPPED = "request cap"
 UNCAPPABLE = "request cap cannot be met: everything is sent"
@@ -29,12 +30,22 @@ UNCAPPABLE = "request cap cannot be met: everything is sent"
 
 @dataclass(frozen=True, slots=True)
 class HistoryBlock:
-    """A block that may be left out. `ordinal` names it in the graph; `cost` is in characters."""
+    """A block that may be left out. `ordinal` names it in the graph; `cost` is in characters.
+
+    `mark` is a person's word: `pin` protects it whatever its score and the cap, `mute` keeps it out of packing and
+    expansion; what is protected cannot be muted.
+    """
 
     ordinal: int
     kind: BlockKind
     cost: int
     edits: tuple[str, ...] = ()
+    mark: Mark | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Never left out, whatever the cap."""
+        return self.kind in OWED or self.mark == "pin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,8 @@ class Selection:
                 return "left out", CAPPED
             if position in self._reasons:
                 return "protected", self._reasons[position]
+            if self._history[position].mark == "mute":
+                return ("protected", UNCAPPABLE) if ordinal in chosen else ("left out", MUTED)
             mark = ", stale" if stale[position] else ""
             place = f"rank {rank[position]} of {ranked}{mark}"
             if ordinal in seeds:
@@ -174,11 +187,13 @@ def select(
     budget = int(parameters.beta * total + ROUNDING)
     allowance = int((1 + parameters.delta) * budget + ROUNDING)
 
-    ranking = [i for i in range(len(history)) if i not in reasons]
+    muted = {i for i, block in enumerate(history) if block.mark == "mute" and i not in reasons}
+    ranking = [i for i in range(len(history)) if i not in reasons and i not in muted]
     ranking.sort(key=scores.total.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
     packed, cost = _pack(ranking, costs, protected_cost, budget)
     seeds = sorted([*reasons, *packed])
-    dependents = _expand(seeds, ordinals, costs, scores.stale, graph, allowance - cost)
+    barred = scores.stale if not muted else [gone or i in muted for i, gone in enumerate(scores.stale)]
+    dependents = _expand(seeds, ordinals, costs, barred, graph, allowance - cost)
     cost += sum(costs[i] for i in dependents)
     chosen = {*seeds, *dependents}
     capped = _cap(chosen, history, reasons, cost + rest_chars - parameters.request_cap_chars)
@@ -252,7 +267,8 @@ def protection(history: Sequence[HistoryBlock]) -> dict[int, str]:
     for path, position in latest.items():
         edits[position].append(path)
     reasons = {position: f"latest edit of {', '.join(paths)}" for position, paths in edits.items()}
-    return reasons | {position: OWED[block.kind] for position, block in enumerate(history) if block.kind in OWED}
+    by_hand = {position: PINNED for position, block in enumerate(history) if block.mark == "pin"}
+    return reasons | by_hand | {i: OWED[block.kind] for i, block in enumerate(history) if block.kind in OWED}
 
 
 def _pack(ranking: Sequence[int], costs: Sequence[int], cost: int, budget: int) -> tuple[list[int], int]:
@@ -272,11 +288,14 @@ def _expand(
     seeds: Sequence[int],
     ordinals: Sequence[int],
     costs: Sequence[int],
-    stale: Sequence[bool],
+    barred: Sequence[bool],
     graph: ContextGraph,
     room: int,
 ) -> dict[int, int]:
-    """Supports to add, in order of addition, each with the seed that it is for: one hop, within `room` characters."""
+    """Supports to add, in order of addition, each with the seed that it is for: one hop, within `room` characters.
+
+    `barred`: by position, whether a block is no support: it is stale, or muted.
+    """
     added: dict[int, int] = {}
     cheapest = min(costs, default=0)
     if room < cheapest:
@@ -287,7 +306,7 @@ def _expand(
     for seed in seeds:
         for ordinal in supports.get(ordinals[seed], ()):
             position = positions.get(ordinal)
-            if position is None or position in taken or stale[position] or costs[position] > room:
+            if position is None or position in taken or barred[position] or costs[position] > room:
                 continue
             taken.add(position)
             added[position] = seed
@@ -300,7 +319,7 @@ def _expand(
 def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str], excess: int) -> list[int] | None:
     """Positions to drop so that at least `excess` characters go: the oldest first, protected edits last (ours).
 
-    None when even users and pinned blocks alone are too much.
+    None when what is owed, users and pinned blocks, alone is too much.
     """
     dropped: list[int] = []
     if excess <= 0:
@@ -315,5 +334,5 @@ def _cap(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, s
 
 def _droppable(chosen: set[int], history: Sequence[HistoryBlock], reasons: dict[int, str]) -> Iterator[int]:
     order = sorted(chosen)
-    edits = (i for i in order if i in reasons and history[i].kind not in OWED)
+    edits = (i for i in order if i in reasons and not history[i].is_owed)
     return chain((i for i in order if i not in reasons), edits)

@@ -1,8 +1,8 @@
 """The command `recap`.
 
-A command is a module of `proxy.commands` with two functions: `add_parser(subparsers)` makes and returns its parser,
-`run(arguments, settings)` does the work and returns the exit code. Every command takes every setting as a flag. What a
-person can put right is raised as RecapError: its text is shown, without a traceback.
+A command is a module of `proxy.commands`, or an object in one, with two functions: `add_parser(subparsers)` makes and
+returns its parser, `run(arguments, settings)` does the work and returns the exit code. Every command takes every
+setting as a flag. What a person can put right is raised as RecapError: its text is shown, without a traceback.
 """
 
 import argparse
@@ -15,10 +15,11 @@ from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import AmbiguousSession
 from graphstore.store.report import UnknownSession
 from proxy.commands import config, explain, export, health, model, rebuild, serve, sessions, show, verify, worker
+from proxy.commands.mark import mute, pin, unpin
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
-COMMANDS = (serve, sessions, show, explain, verify, export, rebuild, health, worker, model, config)
+COMMANDS = (serve, sessions, show, explain, pin, mute, unpin, verify, export, rebuild, health, worker, model, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

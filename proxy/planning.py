@@ -16,7 +16,7 @@ from graphstore.evidence import Rule, default_rule, restricted
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
-from graphstore.records import ExchangeRow, SelectionRow
+from graphstore.records import ExchangeRow, Mark, SelectionRow
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import load_evidence
@@ -158,7 +158,7 @@ class Planner:
     def _select(self, draft: Draft) -> None:
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
-        rule, graph = self._evidence(draft.found)
+        rule, graph, marks = self._evidence(draft.found)
         choice = choose(
             incoming.dialect,
             incoming.parsed,
@@ -170,6 +170,7 @@ class Planner:
             session=session.row.name,
             turn=session.row.turns,
             rule=rule,
+            marks=marks,
         )
         session.unrelieved = self._is_too_much(draft, choice.left_out)
         applied = self._policy.mode != "off"
@@ -326,18 +327,22 @@ class Planner:
         else:
             session.step += 1
 
-    def _evidence(self, found: Identified) -> tuple[Rule, ContextGraph]:
-        """The rule that counts, and what past observations say; nothing unreadable is a reason to fail a request.
+    def _evidence(self, found: Identified) -> tuple[Rule, ContextGraph, dict[int, Mark]]:
+        """The rule that counts, what past observations say, and what a person said of single blocks; nothing unreadable
+        is a reason to fail a request.
 
         A branch that is not stored yet starts with what its parent knows of the blocks that both share.
         """
-        session = found.parent or found.session
+        session, shared = found.parent or found.session, found.shared_ordinals
         try:
             rule, graph = load_evidence(self._archive.reader, session.row.id, self._rule, self._parameters)
-            return rule, graph if found.parent is None else restricted(graph, found.shared_ordinals)
+            marks = self._archive.reader.marks(session.row.id)
         except Exception:
             log.exception("graph.unreadable session=%s; selecting without it", session.row.name)
-            return self._rule or default_rule(None), ContextGraph()
+            return self._rule or default_rule(None), ContextGraph(), {}
+        if found.parent is None:
+            return rule, graph, marks
+        return rule, restricted(graph, shared), {o: mark for o, mark in marks.items() if o in shared}
 
     def _rewritten(
         self, session: Session, parsed: ParsedRequest, cut: Cut, ordinals: list[int]

@@ -4,7 +4,7 @@ Reads the graph that it is given and the text of the messages; sends nothing and
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -13,6 +13,7 @@ from graphstore.evidence import OF_PAST_USE, Rule, past_use
 from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex, identifiers
 from graphstore.parameters import Parameters
+from graphstore.records import Mark
 from graphstore.selection import HistoryBlock, Selection, select
 from proxy.dialects.base import Dialect, ParsedRequest
 
@@ -109,11 +110,13 @@ def choose(
     session: str,
     turn: int,
     rule: Rule,
+    marks: Mapping[int, Mark] | None = None,
     query: str | None = None,
 ) -> Choice:
     """Select for the current turn's user text, or for `query` when a person asks what would be kept."""
     blocks = history_of(cut, ordinals)
-    history = [HistoryBlock(ordinal, block.kind, block.cost, block.edits) for ordinal, block in blocks]
+    marks = marks or {}
+    history = [HistoryBlock(o, block.kind, block.cost, block.edits, marks.get(o)) for o, block in blocks]
     words = cache.index(dialect, request, [block for _, block in blocks], session=session)
     if query is None:
         asked = [i for b in cut.blocks[cut.turn_start :] if b.kind == "user" for i in b.messages]

@@ -31,6 +31,7 @@ from graphstore.records import (
     EdgeRow,
     ExchangeRow,
     JobRow,
+    Mark,
     NodeState,
     SelectionRow,
     SessionRow,
@@ -40,6 +41,7 @@ from graphstore.records import (
 from graphstore.store import replays
 from graphstore.store.blobs import unpack
 from graphstore.store.engine import ArchiveUnavailable, explain
+from graphstore.store.marks import load_marks
 from graphstore.store.schema import (
     answers,
     block_nodes,
@@ -227,6 +229,11 @@ class Reader:
         )
         with self.snapshot() as db:
             return [EdgeRow(*row) for row in db.execute(query)]
+
+    def marks(self, session_id: int) -> dict[int, Mark]:
+        """Ordinal -> what a person said of the block."""
+        with self.snapshot() as db:
+            return load_marks(db, session_id)
 
     # -- attention ----------------------------------------------------------------------------------------------
 

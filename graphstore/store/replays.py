@@ -24,6 +24,7 @@ from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, 
 from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
 from graphstore.scoring import replaced
 from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explain, is_owned, writer_engine
+from graphstore.store.marks import inherit_marks
 from graphstore.store.schema import (
     blocks,
     edges,
@@ -106,7 +107,10 @@ def queue_replays(db: Connection, requests: Sequence[ReplayRequest]) -> None:
 
 
 def inherit(db: Connection, fork: Fork) -> None:
-    """Give a new session what its parent's graph knows of the shared blocks. Once; later calls change nothing."""
+    """Give a new session what its parent's graph knows of the shared blocks, and a person said of them.
+
+    Once; later calls change nothing.
+    """
     observed = db.scalar(select(func.max(observations.c.turn)).where(observations.c.session_id == fork.parent_id))
     added = db.execute(
         upsert(inheritances)
@@ -120,6 +124,7 @@ def inherit(db: Connection, fork: Fork) -> None:
     )
     if added.rowcount == 0:
         return
+    inherit_marks(db, fork)
     nodes, links = load_graph(db, fork.parent_id)
     shared = fork.ordinals
     rule = db.scalar(select(sessions.c.evidence).where(sessions.c.id == fork.parent_id))

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0002"  # head of migrations/versions; a database of another revision is migrated or refused
+REVISION = "0003"  # head of migrations/versions; a database of another revision is migrated or refused
 
 COUNT_MAX = 2**40  # beyond any real count, and a million of them still add up within 64 bits
 
@@ -338,6 +338,16 @@ inheritances = Table(
     _reference("parent_id", "sessions.id", null=False),
     Column("ordinals", Text, nullable=False),  # JSON array: the blocks that both share
     Column("turn", Integer, nullable=False),  # the parent's observations up to this turn are inherited
+)
+
+marks = Table(
+    "marks",
+    metadata,
+    _key("session_id", "sessions.id"),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("mark", Text, nullable=False),  # pin, mute
+    Column("made_at", Double, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 workers = Table(

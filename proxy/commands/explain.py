@@ -113,7 +113,7 @@ def _dry_run(
     rule, graph = load_evidence(reader, session.id, rule_of(settings), parameters_of(settings))
     choice = choose(
         dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
-        session=session.name, turn=session.turns + 1, rule=rule, query=query,
+        session=session.name, turn=session.turns + 1, rule=rule, marks=reader.marks(session.id), query=query,
     )  # fmt: skip
     made = choice.selection.to_row(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,

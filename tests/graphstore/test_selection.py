@@ -305,3 +305,35 @@ def test_the_same_values_give_the_same_selection(
     second = select(list(history), IdentifierIndex(copies), frozenset(request), again, parameters, session="s", turn=3)
     assert first == second
     assert first.verdicts() == second.verdicts()
+
+
+def test_what_a_person_pins_is_sent_and_what_they_mute_is_not() -> None:
+    """Whatever the scores, the budget, the graph and the cap say; and what is protected cannot be muted."""
+    graph = graph_of({0: 0.9, 1: 0.8, 2: 0.1, 3: 0.7}, edges=((0, 3),))
+    history = [
+        HistoryBlock(0, "tools", 10, mark="mute"),
+        HistoryBlock(1, "tools", 10),
+        HistoryBlock(2, "tools", 10, mark="pin"),
+        HistoryBlock(3, "tools", 10),
+        HistoryBlock(4, "user", 10, mark="mute"),
+        HistoryBlock(5, "tools", 10, ("a.py",), mark="mute"),
+    ]
+    selection = chosen_from(history, graph, beta=0.85, delta=1.0)
+    assert selection.chosen == (1, 2, 3, 4, 5) and selection.protected == (2, 4, 5)
+    assert details(selection) == [
+        "left out: muted by hand",
+        "packed: rank 1 of 2",
+        "protected: pinned by hand",
+        "packed: rank 2 of 2",
+        "protected: user message",
+        "protected: latest edit of a.py",
+    ]
+    assert chosen_from(history, graph, beta=0.0).chosen == (2, 4, 5)
+    assert chosen_from(history, graph, beta=0.85, request_cap_chars=25).chosen == (2, 4), "the cap takes edits first"
+
+
+def test_a_cap_that_pins_alone_exceed_sends_everything() -> None:
+    history = [HistoryBlock(0, "tools", 10, mark="mute"), HistoryBlock(1, "tools", 50, mark="pin")]
+    selection = chosen_from(history, graph_of({}), request_cap_chars=40)
+    assert selection.over_cap and selection.chosen == (0, 1)
+    assert details(selection)[0] == "protected: request cap cannot be met: everything is sent"

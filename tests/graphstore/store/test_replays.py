@@ -25,6 +25,7 @@ from graphstore.replays import BlockReading, LayerReading, Replay
 from graphstore.store import replays
 from graphstore.store.archive import Archive, open_queue
 from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.marks import set_mark
 from graphstore.store.replays import ATTEMPTS_MAX, ReplayQueue
 from graphstore.store.verify import verify
 from tests.graphstore.store.conftest import open_archive
@@ -320,6 +321,23 @@ def test_a_branch_goes_on_from_what_it_shares(archive: Archive) -> None:
         for rule in RULES:
             assert queue.rebuild(2, rule)
             assert verify(archive.reader) == []
+
+
+def test_a_branch_has_the_marks_of_what_it_shares(archive: Archive) -> None:
+    """Set beside a proxy that has the archive open; its own marks are its own from then on."""
+    grown(archive)
+    for ordinal, mark in ((0, "pin"), (1, "mute"), (3, "mute")):
+        set_mark(archive.path, 1, ordinal, mark, clock=lambda: START)  # type: ignore[arg-type]
+    set_mark(archive.path, 1, 1, "pin", clock=lambda: START)
+    batch = History(2).grow("one", "two", "other", exchange=False)
+    archive.writer.submit(batch).result(DEADLINE_S)
+    archive.writer.submit(Batch(forks=(Fork(2, 1, frozenset({0, 1})),))).result(DEADLINE_S)
+    set_mark(archive.path, 1, 0, None, clock=lambda: START)
+    assert archive.reader.marks(1) == {1: "pin", 3: "mute"}
+    assert archive.reader.marks(2) == {0: "pin", 1: "pin"}
+    archive.writer.submit(Batch(forks=(Fork(2, 1, frozenset({0, 1})),))).result(DEADLINE_S)
+    assert archive.reader.marks(2) == {0: "pin", 1: "pin"}
+    assert verify(archive.reader) == []
 
 
 def test_what_a_branch_says_itself_is_replayed_however_far_its_parent_went(archive: Archive) -> None:
