@@ -14,12 +14,14 @@ from importlib.metadata import version
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import AmbiguousSession
 from graphstore.store.report import UnknownSession
-from proxy.commands import config, explain, export, health, model, rebuild, serve, sessions, show, verify, worker
+from proxy.commands import config, explain, export, health, model, plot, rebuild, serve, sessions, show, verify, worker
 from proxy.commands.mark import mute, pin, unpin
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
-COMMANDS = (serve, sessions, show, explain, pin, mute, unpin, verify, export, rebuild, health, worker, model, config)
+LOOKING = (sessions, show, explain, plot, verify, export)
+CHANGING = (pin, mute, unpin, rebuild)
+COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from graphstore.identifiers import leading_identifiers
 from graphstore.records import ExchangeRow
 from graphstore.replays import ReplayJob
 from graphstore.store.reader import Reader
+from graphstore.store.report import left_out_of
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.content import NOTICE
@@ -82,7 +83,7 @@ def _served(reader: Reader, job: ReplayJob, exchange: ExchangeRow, contents: Seq
     """The history as it was sent: without the blocks that the selection left out."""
     assert exchange.head_node_id is not None
     numbers = reader.block_ordinals(job.session_id)
-    gone = _left_out(reader, exchange)
+    gone = left_out_of(reader, exchange)
     found: dict[int, _Served] = {}
     path = reader.load_path(exchange.head_node_id)
     for position, ((node, _, _, _), raw) in enumerate(zip(path, contents, strict=True)):
@@ -92,13 +93,6 @@ def _served(reader: Reader, job: ReplayJob, exchange: ExchangeRow, contents: Seq
         key = -1 - position if ordinal is None else ordinal
         found.setdefault(key, _Served(ordinal, position, [])).messages.append(raw)
     return list(found.values())
-
-
-def _left_out(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
-    if not exchange.blocks_left_out or exchange.selection_id is None:
-        return frozenset()
-    selection = reader.load_selection(exchange.selection_id)
-    return frozenset(v.ordinal for v in selection.verdicts if not v.kept) if selection is not None else frozenset()
 
 
 def _turn_start(reader: Reader, job: ReplayJob, dialect: Dialect, contents: Sequence[bytes]) -> int:

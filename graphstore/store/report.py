@@ -85,6 +85,14 @@ def _selection(reader: Reader, condition: ColumnElement[bool]) -> SelectionRow |
     return reader.load_selection(found) if found is not None else None
 
 
+def left_out_of(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
+    """Blocks that were left out of a request as it was sent."""
+    if not exchange.blocks_left_out or exchange.selection_id is None:
+        return frozenset()
+    selection = reader.load_selection(exchange.selection_id)
+    return frozenset(v.ordinal for v in selection.verdicts if not v.kept) if selection is not None else frozenset()
+
+
 def exchange_tokens(reader: Reader, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
     """Exchange id -> tokens. One walk per history, however many of these exchanges it holds."""
     with reader.snapshot() as db:

@@ -1,6 +1,9 @@
 """recap show: a session turn by turn: what was decided, sent and left out, and what the provider counted."""
 
 import argparse
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,8 +13,10 @@ from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
+from graphstore.store.session_map import session_map
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
+from proxy.commands.drawing import SENT, SHADES, UNSEEN, as_lines
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
 from proxy.settings import Settings
@@ -26,13 +31,20 @@ LEGEND = (
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     parser = subparsers.add_parser("show", help="show a session turn by turn")
     parser.add_argument("session", help="name of the session, or the beginning of it")
-    parser.add_argument("--turn", type=int, metavar="N", help="only this turn, with every block that it left out")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--turn", type=int, metavar="N", help="only this turn, with every block that it left out")
+    what.add_argument(
+        "--map", action="store_true", help="draw it: a row a turn, blocks by size, attention and what was sent"
+    )
     return parser
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
+        if arguments.map:
+            _print_map(reader, session)
+            return 0
         exchanges = reader.session_exchanges(session.id)
         _print_head(reader, session, exchanges, settings)
         jobs = {job.turn: job for job in reader.load_jobs(session.id)}
@@ -49,6 +61,15 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 print(f"  {line}")
         _print_totals(wanted, tokens, per_token=provider_tokens_per_ours(exchanges, tokens))
     return 0
+
+
+def _print_map(reader: Reader, session: SessionRow) -> None:
+    """In colour where people look at it and nothing forbids it (no-color.org)."""
+    width, colour = shutil.get_terminal_size().columns, sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    print(f"{session.name}  {plain(session.title)}")
+    print("\n".join(as_lines(session_map(reader, session.id), width, colour=colour)))
+    scale = "from light to dark" if colour else SHADES
+    print(f"width: tokens · attention a token: {scale} (cube root), {UNSEEN} not observed · {SENT} below: sent")
 
 
 def _turns(exchanges: Sequence[ExchangeRow]) -> str:

@@ -14,7 +14,16 @@ from proxy.settings import HINTS, env_of
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".agents", ".models", ".hypothesis", "build", "dist", "node_modules"}
 RECORDED = ("tests/wire/", "tests/data/")  # bytes of others, never edited
-HOSTS = {"api.openai.com", "openrouter.ai", "api.z.ai", "opencode.ai", "name.openai.azure.com", "x.openai.azure.com"}
+NAMESPACE = "www.w3.org"  # of SVG: nobody is called
+HOSTS = {
+    NAMESPACE,
+    "api.openai.com",
+    "openrouter.ai",
+    "api.z.ai",
+    "opencode.ai",
+    "name.openai.azure.com",
+    "x.openai.azure.com",
+}
 PLACES = re.compile(r"/(?:root|work|Users|mnt|opt|srv)/[\w.]|/home/(?!user/)[\w.]")
 
 

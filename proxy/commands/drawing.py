@@ -1,0 +1,123 @@
+"""A session map as lines for a terminal and as SVG. Pure."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import accumulate
+
+from graphstore.store.session_map import MapRow, Segment
+from proxy.commands.text import number, plain, short
+
+SHADES = "░▒▓█"
+RAMP = (254, 152, 116, 80, 44, 38, 32, 26, 20)  # of 256 colours, by attention
+UNSEEN, SENT, LEFT_OUT = "·", "▔", " "
+LABEL_CHARS = 160
+
+KEY = "width: tokens · colour: attention a token (cube root) · hatched: not observed · strip: sent"
+WIDTH, LEFT, BAND, STRIP, GAP, CAPTION = 1200, 70, 16, 4, 8, 14  # of the SVG, pixels
+STYLE = """
+text { font: 11px system-ui, sans-serif; fill: #333 }
+rect { stroke: none } .marked { stroke: #111; stroke-width: 1 } .sent { fill: #2a7 } .out { fill: #ccc }
+.cold { stroke: #b33; stroke-dasharray: 5 4 } .why { fill: #b33 }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .marked { stroke: #fff } .out { fill: #444 } }
+"""
+
+
+def strength(density: float | None, most: float) -> float | None:
+    """0 to 1 on a cube-root scale, on which small densities can be told apart (paper, Figure 2); None: not observed."""
+    if density is None:
+        return None
+    return (density / most) ** (1 / 3) if most > 0 else 0.0
+
+
+def most_of(rows: Iterable[MapRow]) -> float:
+    return max((s.density for row in rows for s in row.segments if s.density is not None), default=0.0)
+
+
+# -- for a terminal ---------------------------------------------------------------------------------------------------
+
+
+def as_lines(rows: Sequence[MapRow], width: int, *, colour: bool) -> list[str]:
+    """Two lines a turn, attention and below it what was sent, and one for a cold boundary. At most `width` columns."""
+    most, longest = most_of(rows), max((_length(row) for row in rows), default=0)
+    label = max((len(str(row.turn)) for row in rows), default=1) + len("turn  ")
+    cells = max(1, width - label)
+    lines = []
+    for row in rows:
+        if row.reason is not None:
+            lines.append(short(f"{'- ' * (label // 2)}cold: {plain(row.reason)} {'- ' * cells}", width).rstrip("…"))
+        shown = _cells(row, longest / cells if longest else 1.0)
+        lines.append(f"turn {row.turn}".ljust(label) + "".join(_painted(s, most, colour) for s in shown))
+        lines.append(" " * label + "".join(SENT if s.is_sent else LEFT_OUT for s in shown))
+    return lines
+
+
+def _length(row: MapRow) -> int:
+    return sum(max(1, segment.tokens) for segment in row.segments)
+
+
+def _cells(row: MapRow, tokens: float) -> list[Segment]:
+    """For each cell of so many tokens the block in it that attention went to most; every row has one cell at least."""
+    ends = list(accumulate(max(1, segment.tokens) for segment in row.segments))
+    cells = max(1, round(ends[-1] / tokens)) if ends else 0
+    spans = ((bisect_right(ends, i * tokens), bisect_left(ends, (i + 1) * tokens)) for i in range(cells))
+    within = (row.segments[min(first, len(ends) - 1) : last + 1] for first, last in spans)
+    return [max(segments, key=lambda s: -1.0 if s.density is None else s.density) for segments in within]
+
+
+def _painted(segment: Segment, most: float, colour: bool) -> str:
+    value = strength(segment.density, most)
+    if value is None:
+        return UNSEEN
+    if colour:
+        return f"\x1b[48;5;{RAMP[min(int(value * len(RAMP)), len(RAMP) - 1)]}m \x1b[0m"
+    return SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)]
+
+
+# -- as a picture -----------------------------------------------------------------------------------------------------
+
+
+def as_svg(rows: Sequence[MapRow], title: str) -> str:
+    """Readable in light and dark; every block says what it is when the pointer rests on it."""
+    most, longest = most_of(rows), max((_length(row) for row in rows), default=0)
+    scale, parts, y = (WIDTH - LEFT - 10) / max(1, longest), [], 2 * CAPTION
+    for row in rows:
+        if row.reason is not None:
+            parts.append(f'<line class="cold" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
+            parts.append(f'<text class="why" x="{LEFT}" y="{y + CAPTION - 2}">cold: {_text(row.reason)}</text>')
+            y += CAPTION + 2
+        parts.append(f'<text x="4" y="{y + BAND - 4}">turn {row.turn}</text>')
+        x = float(LEFT)
+        for segment in row.segments:
+            width = max(1, segment.tokens) * scale
+            parts.append(_block(segment, x, y, width, most))
+            x += width
+        y += BAND + STRIP + GAP
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" role="img">'
+    hatch = (
+        '<defs><pattern id="unseen" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="5" height="5" fill="#999" fill-opacity="0.15"/>'
+        '<rect width="1.2" height="5" fill="#999"/></pattern></defs>'
+    )
+    name = f"<title>{_text(title)}</title><style>{STYLE}</style>{hatch}"
+    caption = f'<text x="4" y="{CAPTION}">{_text(title)} · {KEY}</text>'
+    return "\n".join([head, name, caption, *parts, "</svg>"]) + "\n"
+
+
+def _block(segment: Segment, x: float, y: int, width: float, most: float) -> str:
+    value = strength(segment.density, most)
+    fill = "url(#unseen)" if value is None else f"hsl(215 70% {92 - 60 * value:.0f}%)"
+    seen = "not observed" if segment.density is None else f"density {segment.density:.3g}"
+    sent = "sent" if segment.is_sent else "left out"
+    said = f"block {segment.ordinal}, {segment.kind}, {number(segment.tokens)} tokens, {seen}, {sent}: {segment.label}"
+    place = f'x="{x:.2f}" width="{width:.2f}"'
+    marked = ' class="marked"' if segment.is_marked else ""
+    return (
+        f'<g><title>{_text(said)}</title><rect{marked} {place} y="{y}" height="{BAND}" fill="{fill}"/>'
+        f'<rect class="{"sent" if segment.is_sent else "out"}" {place} y="{y + BAND + 1}" height="{STRIP}"/></g>'
+    )
+
+
+def _text(text: str) -> str:
+    """Archived text is text, whatever it spells."""
+    return escape(short(plain(text), LABEL_CHARS))

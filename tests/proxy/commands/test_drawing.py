@@ -1,0 +1,92 @@
+"""Maps of sessions: lines for a terminal and SVG, with nothing of the archive taken for markup or control."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from graphstore.store.session_map import MapRow, Segment
+from proxy.commands.drawing import RAMP, as_lines, as_svg, strength
+from tests.proxy.commands.conftest import Recap
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "</title><script>alert(1)</script>\x1b[31m & \x00"
+
+
+def segment(ordinal: int, tokens: int, density: float | None = None, **changes: object) -> Segment:
+    values = {"kind": "tools", "label": f"read {ordinal}", "is_sent": True, "is_marked": False} | changes
+    return Segment(ordinal=ordinal, tokens=tokens, density=density, **values)  # type: ignore[arg-type]
+
+
+ROWS = [
+    MapRow(1, 0.0, None, (segment(0, 10), segment(1, 30, 0.001))),
+    MapRow(12, 0.0, f"idle {HOSTILE}", (segment(0, 10, 1.0), segment(1, 30, 0.0, is_sent=False), segment(2, 40))),
+]
+
+
+def test_a_row_is_as_long_as_its_tokens_and_says_what_was_sent() -> None:
+    assert as_lines(ROWS, 88, colour=False) == [
+        "turn 1  ··········" + "░" * 30,
+        "        " + "▔" * 40,
+        *as_lines(ROWS, 88, colour=False)[2:3],
+        "turn 12 ██████████" + "░" * 30 + "·" * 40,
+        "        " + "▔" * 10 + " " * 30 + "▔" * 40,
+    ]
+    boundary = as_lines(ROWS, 88, colour=False)[2]
+    assert "cold: idle </title>" in boundary and boundary.startswith("- -") and len(boundary) <= 88
+
+
+def test_colour_is_by_attention_and_control_characters_of_the_archive_never_arrive() -> None:
+    lines = as_lines(ROWS, 88, colour=True)
+    assert lines[3].count(f"\x1b[48;5;{RAMP[-1]}m") == 10 and lines[3].count(f"\x1b[48;5;{RAMP[0]}m") == 30
+    assert "\x1b[31m" not in "".join(lines) and "\x00" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [1, 10, 40])
+def test_a_narrow_terminal_gets_fewer_cells(width: int) -> None:
+    """A cell shows the block in it that attention went to most."""
+    rows = [MapRow(1, 0.0, None, (*(segment(i, 10, 0.001) for i in range(50)), segment(50, 1, 1.0), segment(51, 500)))]
+    line, sent = as_lines(rows, width, colour=False)
+    assert len(line) == max(len("turn 1 ") + 1, width) and "█" in line and len(sent) == len(line)
+
+
+def test_a_session_of_nothing_is_drawn_too() -> None:
+    assert as_lines([], 80, colour=False) == []
+    assert as_lines([MapRow(1, 0.0, None, ())], 80, colour=False)[0].strip() == "turn 1"
+    ET.fromstring(as_svg([], "none"))
+    ET.fromstring(as_svg([MapRow(1, 0.0, None, ())], "none"))
+
+
+def test_the_scale_is_a_cube_root_of_the_largest() -> None:
+    assert (strength(None, 1.0), strength(0.001, 1.0), strength(0.5, 0.5)) == (None, pytest.approx(0.1), 1.0)
+    assert strength(0.0, 0.0) == 0.0
+
+
+def test_the_picture_has_every_block_and_takes_no_text_for_markup() -> None:
+    rows = [
+        MapRow(1, 0.0, HOSTILE, (segment(0, 10, 0.5, label=HOSTILE, is_marked=True), segment(1, 30, is_sent=False)))
+    ]
+    picture = ET.fromstring(as_svg(rows, HOSTILE))
+    assert not list(picture.iter(f"{SVG}script")) and "\x1b" not in as_svg(rows, HOSTILE)
+    blocks = picture.findall(f"{SVG}g")
+    titles = [title.text or "" for g in blocks if (title := g.find(f"{SVG}title")) is not None]
+    assert titles[0].startswith("block 0, tools, 10 tokens, density 0.5, sent: </title><script>")
+    assert titles[1] == "block 1, tools, 30 tokens, not observed, left out: read 1"
+    (band, strip), (unseen, out) = (g.findall(f"{SVG}rect") for g in blocks)
+    assert (band.get("class"), strip.get("class"), unseen.get("fill"), out.get("class")) == (
+        "marked", "sent", "url(#unseen)", "out",
+    )  # fmt: skip
+    assert float(unseen.get("width", 0)) == pytest.approx(3 * float(band.get("width", 0)), abs=0.02)
+    assert len(picture.findall(f"{SVG}line")) == 1, "one cold boundary"
+
+
+def test_the_commands_draw_a_session(recap: Recap, name: str, tmp_path: Path) -> None:
+    shown = recap("show", name, "--map")
+    assert shown.code == 0 and [line for line in shown.lines if line.startswith("turn 3")]
+    assert "cold: idle for 4000 s" in shown.out and "\x1b" not in shown.out
+    file = tmp_path / "map.svg"
+    assert recap("plot", name, "-o", str(file)).code == 0
+    assert file.read_text() == recap("plot", name).out
+    assert len(ET.parse(file).getroot().findall(f"{SVG}g")) > 6
+    done = recap("plot", name, "-o", str(tmp_path / "none" / "map.svg"))
+    assert done.code == 1 and "cannot be written" in done.err and "-o" in done.err
