@@ -106,8 +106,8 @@ class Selection:
                 return "protected", self._reasons[position]
             if self._history[position].mark == "mute":
                 return ("protected", UNCAPPABLE) if ordinal in chosen else ("left out", MUTED)
-            mark = ", stale" if stale[position] else ""
-            place = f"rank {rank[position]} of {ranked}{mark}"
+            aged = ", stale" if stale[position] else ""
+            place = f"rank {rank[position]} of {ranked}{aged}"
             if ordinal in seeds:
                 return "packed", place
             if position in self._dependents:
@@ -117,7 +117,7 @@ class Selection:
             if overfull:
                 return "left out", OVERFULL
             is_large = rank[position] < last_packed or self._history[position].cost > self.budget - self.protected_cost
-            return "left out", f"did not fit{mark}" if is_large else place
+            return "left out", f"did not fit{aged}" if is_large else place
 
         scores = self.scores
         channels = zip(scores.total, scores.z_u, scores.z_lex, scores.z_past, scores.exploration, strict=True)

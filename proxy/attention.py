@@ -8,9 +8,10 @@ from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
 from proxy.settings import Settings
+from proxy_model.errors import INSTALL
 
 LIBRARIES = ("torch", "transformers")
-INSTALL = "run `make attention`, or pip install '.[attention]', where the source lies, then restart the proxy"
+INSTALL_AND_RESTART = f"{INSTALL}, then restart the proxy"
 DIED = {
     "loading": ("the worker ended while it loaded the model", "if memory ran out, choose a smaller attention_model"),
     "replaying": (
@@ -30,7 +31,7 @@ def why_none(settings: Settings) -> tuple[str, str] | None:
     if settings.attention == "off":
         return "the setting attention is off", "set attention to auto"
     if missing := missing_libraries():
-        return f"{' and '.join(missing)} cannot be imported here", INSTALL
+        return f"{' and '.join(missing)} cannot be imported here", INSTALL_AND_RESTART
     return None
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from proxy_model import sampling
 from proxy_model.config import ReplayConfig
 from proxy_model.context import ContextBlock, Part
-from proxy_model.errors import ModelUnavailable, ReplayError
+from proxy_model.errors import ANOTHER, ModelUnavailable, ReplayError, reason_of
 from proxy_model.layers import FULL
 from proxy_model.loader import LoadedModel, cut_above, layer_kinds, load
 from proxy_model.observe import Replayer
@@ -141,8 +141,8 @@ def proven(model: LoadedModel, config: ReplayConfig) -> Replayer:
         remedy = "free memory, or choose a smaller model with the setting attention_model"
         raise ModelUnavailable(f"{model.name} leaves no memory for a replay", remedy) from error
     except Exception as error:  # whatever a model with other shapes than it says makes torch raise
-        problem = f"{model.name} cannot replay ({type(error).__name__}: {str(error)[:200]})"
-        raise ModelUnavailable(problem, "choose another model with the setting attention_model") from error
+        problem = f"{model.name} cannot replay ({type(error).__name__}: {reason_of(error)})"
+        raise ModelUnavailable(problem, ANOTHER) from error
     replayer.forget()
     return replayer
 
@@ -195,9 +195,7 @@ def eager_attention(model: LoadedModel, ids: Sequence[int]) -> list["Tensor"]:
         tokens = torch.tensor([ids], device=model.device)
         found = model.network(input_ids=tokens, output_attentions=True, use_cache=False).attentions
     if not found or any(layer is None for layer in found):
-        raise ModelUnavailable(
-            f"{model.name} shows no attention", "choose another model with the setting attention_model"
-        )
+        raise ModelUnavailable(f"{model.name} shows no attention", ANOTHER)
     return [layer[0].float().mean(0).cpu() for layer in found]
 
 

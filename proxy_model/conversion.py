@@ -12,7 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from proxy_model.errors import ModelUnavailable
+from proxy_model.errors import ModelUnavailable, reason_of
 
 READER = "1"  # of the folder's form: a new one makes old folders unused
 
@@ -39,8 +39,7 @@ def convert(path: Path, folder: Path) -> None:
     except OSError as exc:
         raise ModelUnavailable(f"{path} could not be converted: {exc}", "look at the file and the free space") from exc
     except Exception as exc:  # whatever a damaged or foreign file makes the libraries raise
-        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
-        problem = f"{path} is no GGUF file that transformers can read ({reason})"
+        problem = f"{path} is no GGUF file that transformers can read ({reason_of(exc)})"
         raise ModelUnavailable(problem, "fetch it again if it is cut short, or name a folder with safetensors") from exc
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy_model.config import ReplayConfig
 from proxy_model.context import ContextBlock
 from proxy_model.conversion import converted
-from proxy_model.errors import ModelUnavailable
+from proxy_model.errors import ANOTHER, INSTALL, ModelUnavailable, reason_of
 from proxy_model.glue import Glue, glue_of
 from proxy_model.layers import FULL, Choice, by_depth, chosen
 from proxy_model.spans import Encoded, TokenCache, encode
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 READABLE = frozenset({FULL, "sliding_attention"})
-INSTALL = "run `make attention`, or pip install '.[attention]', where the source lies"
-ANOTHER = "choose another model with the setting attention_model"
 TOKENS_MIN = 64  # of a model or a setting: with fewer no turn fits
-REASON_CHARS = 200  # of what a library says, which may go on for pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ def _libraries() -> Any:
         from huggingface_hub.utils import logging as hub_logging
         from transformers.utils.logging import disable_progress_bar, set_verbosity_error
     except (ImportError, OSError) as exc:  # OSError: a shared library of torch's cannot be loaded
-        raise ModelUnavailable(f"torch and transformers cannot be imported ({_first_line(exc)})", INSTALL) from exc
+        raise ModelUnavailable(f"torch and transformers cannot be imported ({reason_of(exc)})", INSTALL) from exc
     hub_logging.set_verbosity_error()  # each of its tries, twice over; how they ended we say ourselves
     set_verbosity_error()  # it warns of the output head that is left out, and what else it warns of is refused here
     if not are_progress_bars_disabled():
@@ -255,12 +252,12 @@ def _placed(config: ReplayConfig, network: "PreTrainedModel", device: str) -> "P
     try:
         return network.to(device)
     except RuntimeError as exc:  # out of memory is one
-        problem = f"{config.model} does not fit on {device} ({_first_line(exc)})"
+        problem = f"{config.model} does not fit on {device} ({reason_of(exc)})"
         raise ModelUnavailable(problem, "free memory, choose a smaller model, or set attention_device to cpu") from exc
 
 
 def _unavailable(config: ReplayConfig, source: str, what: str, exc: Exception) -> ModelUnavailable:
-    reason = _first_line(exc)
+    reason = reason_of(exc)
     if Path(source).is_dir():
         return ModelUnavailable(
             f"{config.model}: its {what} cannot be read ({reason})", f"{_again(source)}; or {ANOTHER}"
@@ -284,10 +281,3 @@ def _hub_is_offline() -> bool:
 
 def _again(source: str) -> str:
     return f"fetch the model again if {source} is damaged or incomplete"
-
-
-def _first_line(exc: BaseException) -> str:
-    """The first line that says something: one that ends in a colon announces the next."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
-    count = next((n for n, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    return " ".join(lines[:count])[:REASON_CHARS]

@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from proxy_model.cache import ContextCache
-from proxy_model.errors import ModelUnavailable, ReplayError
+from proxy_model.errors import ANOTHER, ModelUnavailable, ReplayError
 from proxy_model.layers import FULL
 from proxy_model.loader import READABLE, layer_kinds
 from proxy_model.memory import free_bytes, total_bytes
@@ -45,7 +45,6 @@ BENDING = (
     "indices",
     "block_indices",
 )  # change the weights, unknown to us
-ANOTHER = "choose another model with the setting attention_model"
 
 
 @dataclass(frozen=True, slots=True)

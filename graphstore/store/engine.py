@@ -8,7 +8,8 @@ The driver's own transaction handling is off (`isolation_level=None`), because i
 import fcntl
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 from typing import Literal
@@ -97,6 +98,17 @@ def ensure_private(path: Path) -> None:
         raise ArchiveUnavailable(
             "directory", f"{str(path)!r} cannot be created or opened: {error}", "choose another path with --db"
         ) from error
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise whatever fails of the file as `ArchiveUnavailable`, and everything else as it is."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ArchiveUnavailable) or (trouble := explain(error)) is None:
+            raise
+        raise trouble from error
 
 
 class OwnerLock:

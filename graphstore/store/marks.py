@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from graphstore.records import Fork, Mark
-from graphstore.store.engine import explain, writer_engine
+from graphstore.store.engine import explained, writer_engine
 from graphstore.store.schema import marks
 
 
@@ -28,7 +28,7 @@ def set_mark(path: Path | str, session_id: int, ordinal: int, mark: Mark | None,
     """
     engine = writer_engine(Path(path))
     try:
-        with engine.begin() as db:
+        with explained(), engine.begin() as db:
             if mark is None:
                 db.execute(delete(marks).where(marks.c.session_id == session_id, marks.c.ordinal == ordinal))
             else:
@@ -38,8 +38,6 @@ def set_mark(path: Path | str, session_id: int, ordinal: int, mark: Mark | None,
                     .values(row)
                     .on_conflict_do_update(index_elements=["session_id", "ordinal"], set_={"mark": mark})
                 )
-    except Exception as error:
-        raise explain(error) or error from error
     finally:
         engine.dispose()
 

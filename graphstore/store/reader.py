@@ -40,7 +40,7 @@ from graphstore.records import (
 )
 from graphstore.store import replays
 from graphstore.store.blobs import unpack
-from graphstore.store.engine import ArchiveUnavailable, explain
+from graphstore.store.engine import explained
 from graphstore.store.marks import load_marks
 from graphstore.store.schema import (
     answers,
@@ -95,13 +95,8 @@ class Reader:
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """One consistent view of the archive, for callers with queries of their own."""
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except Exception as error:
-            if isinstance(error, ArchiveUnavailable) or (trouble := explain(error)) is None:
-                raise
-            raise trouble from error
+        with explained(), self._engine.connect() as connection:
+            yield connection
 
     # -- ids and content ----------------------------------------------------------------------------------------
 

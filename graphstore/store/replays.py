@@ -23,7 +23,7 @@ from graphstore.parameters import Parameters
 from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
 from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
 from graphstore.scoring import replaced
-from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explain, is_owned, writer_engine
+from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explained, is_owned, writer_engine
 from graphstore.store.marks import inherit_marks
 from graphstore.store.schema import (
     blocks,
@@ -344,13 +344,8 @@ class ReplayQueue:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except Exception as error:
-            if (trouble := explain(error)) is None or trouble is error:
-                raise
-            raise trouble from error
+        with explained(), self._engine.begin() as connection:
+            yield connection
 
     def _end(self, db: Connection, ids: list[int], state: str, error: str | None = None) -> None:
         values = {"state": state, "ended_at": self._clock(), "error": error}

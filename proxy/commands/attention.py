@@ -55,7 +55,7 @@ def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
     return "no turn of it has ended yet"
 
 
-def replay_line(job: JobRow | None, stored: StoredObservation | None, *, there_is_a_worker: bool = True) -> str | None:
+def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | None:
     """One line on the replay of a turn; None when there never was a job for it."""
     if stored is not None:
         replay = stored.replay
@@ -72,7 +72,7 @@ def replay_line(job: JobRow | None, stored: StoredObservation | None, *, there_i
     match job.state:
         case "queued":
             again = f" again after: {plain(job.error)}" if job.error else ""
-            return f"replay: waits for {'the' if there_is_a_worker else 'a'} worker{again}"
+            return f"replay: waits for a worker{again}"
         case "claimed":
             return "replay: running"
         case "folded":

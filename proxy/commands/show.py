@@ -6,12 +6,10 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
-from graphstore.store.replays import worker_runs
 from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
 from graphstore.store.session_map import session_map
 from proxy.cache_watch import cache_fall
@@ -49,7 +47,6 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         _print_head(reader, session, exchanges, settings)
         jobs = {job.turn: job for job in reader.load_jobs(session.id)}
         replays = {stored.turn: stored for stored in reader.load_observations(session.id)}
-        runs = worker_runs(Path(settings.db))
         tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
@@ -57,7 +54,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
             _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
-            if line := replay_line(jobs.get(turn), replays.get(turn), there_is_a_worker=runs):
+            if line := replay_line(jobs.get(turn), replays.get(turn)):
                 print(f"  {line}")
         _print_totals(wanted, tokens, per_token=provider_tokens_per_ours(exchanges, tokens))
     return 0

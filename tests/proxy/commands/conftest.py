@@ -43,6 +43,12 @@ async def build(folder: Path, mode: str = "idle") -> str:
         return next(s.name for s in reader.list_sessions() if s.kind == "agent")
 
 
+def newest_name(database: str) -> str:
+    """Name of the session that was active last."""
+    with open_reader(database) as reader:
+        return reader.list_sessions()[0].name
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("archive")

@@ -6,6 +6,7 @@ import pytest
 
 from graphstore.store.archive import open_reader
 from proxy.cli import main
+from tests.proxy.commands.conftest import newest_name
 from tests.proxy.dialogue import LUNCH_S, Dialogue, Message, turn, user
 
 ID = {"x-session-id": "one"}
@@ -25,8 +26,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        with open_reader(self.dialogue.settings.db) as reader:
-            return reader.list_sessions()[0].name
+        return newest_name(self.dialogue.settings.db)
 
     def block_of(self, label: str) -> str:
         with open_reader(self.dialogue.settings.db) as reader:

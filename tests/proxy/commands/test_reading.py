@@ -12,7 +12,7 @@ import pytest
 
 from graphstore.store.archive import open_reader
 from proxy.commands.text import LINE_CHARS, duration, table
-from tests.proxy.commands.conftest import HISTORY, REQUEST, Recap, build
+from tests.proxy.commands.conftest import HISTORY, REQUEST, Recap, build, newest_name
 from tests.proxy.dialogue import LUNCH_S, Dialogue, said, turn, user
 
 
@@ -80,8 +80,7 @@ async def long_then_short(folder: Path) -> str:
 def test_what_was_saved_is_never_more_than_the_provider_would_have_counted(recap: Recap, tmp_path: Path) -> None:
     """Scaled from a request of which little was sent, what each request costs beside its words was multiplied too."""
     database = asyncio.run(long_then_short(tmp_path))
-    with open_reader(database) as reader:
-        name = reader.list_sessions()[0].name
+    name = newest_name(database)
     shown = recap("show", name, "--db", database)
     (saved,) = [line for line in shown.lines if line.startswith("saved: about")]
     first, second = [line.split() for line in shown.lines if " complete " in line]
@@ -239,8 +238,7 @@ async def one_request(folder: Path) -> str:
 
 def test_explain_of_a_first_request_has_nothing_to_choose_from(recap: Recap, tmp_path: Path) -> None:
     database = asyncio.run(one_request(tmp_path))
-    with open_reader(database) as reader:
-        name = reader.list_sessions()[0].name
+    name = newest_name(database)
     done = recap("explain", name, "--db", database)
     assert done.code == 0 and done.lines[-1] == "no history yet: there is nothing to choose from"
 

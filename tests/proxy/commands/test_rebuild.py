@@ -7,6 +7,7 @@ import pytest
 from graphstore.store.archive import open_queue, open_reader
 from proxy.cli import main
 from tests.observed import observe, replay_of
+from tests.proxy.commands.conftest import newest_name
 from tests.proxy.dialogue import LUNCH_S, Dialogue, turn, user
 
 ID = {"x-session-id": "one"}
@@ -37,8 +38,7 @@ def importances(dialogue: Dialogue) -> list[float]:
 
 
 def name_of(dialogue: Dialogue) -> str:
-    with open_reader(dialogue.settings.db) as reader:
-        return reader.list_sessions()[0].name
+    return newest_name(dialogue.settings.db)
 
 
 async def test_a_rule_can_be_changed_afterwards(observed: Dialogue, capsys: pytest.CaptureFixture[str]) -> None:
