@@ -1,7 +1,10 @@
 """The ASGI application: our own routes, the gate around them, and the gateway for all other paths. No logic."""
 
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -9,27 +12,33 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.endpoints import Gateway, health
-from proxy.errors import render_error
 from proxy.gate import Gate
+from proxy.inspector.routes import Inspector
 from proxy.ports import Conversations
 from proxy.settings import Settings
 from proxy.upstream.client import Upstream
 
 
-def create_app(settings: Settings, upstream: Upstream, conversations: Conversations | None) -> Starlette:
-    """Without `conversations`, requests pass through and nothing is recorded."""
+def create_app(
+    settings: Settings,
+    upstream: Upstream,
+    conversations: Conversations | None,
+    clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """Without `conversations`, requests pass through and nothing is recorded. `state.inspector` is to be closed."""
+
+    def how_it_is() -> dict[str, object]:
+        return health(settings, conversations, version("recap-proxy"))
 
     async def show_health(request: Request) -> Response:
-        return Response(health(settings, conversations, version("recap-proxy")), media_type="application/json")
+        return Response(msgspec.json.encode(how_it_is()), media_type="application/json")
 
-    async def unknown(request: Request) -> Response:
-        body = render_error(f"ReCAP proxy has no page {request.url.path!r}.", code="not_found")
-        return Response(body, status_code=404, media_type="application/json")
-
+    inspector = Inspector(settings, how_it_is, clock)
     app = Starlette(
-        routes=[Route("/recap/health", show_health), Route("/recap/{rest:path}", unknown)],
+        routes=[Route("/recap/health", show_health), *inspector.routes()],
         middleware=[Middleware(Gate, settings=settings)],
     )
+    app.state.inspector = inspector
     app.router.redirect_slashes = False
     app.router.default = Gateway(settings, upstream, conversations)
     return app

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from proxy.connection import ClientConnection
@@ -158,14 +157,12 @@ async def _refuse_websocket(client: ClientConnection) -> None:
     await client.respond(426, render_error(message, code="websocket_unsupported"), [(b"connection", b"close")])
 
 
-def health(settings: Settings, conversations: Conversations | None, version: str) -> bytes:
+def health(settings: Settings, conversations: Conversations | None, version: str) -> dict[str, object]:
     """/recap/health: what runs here, and what the archive says of itself."""
-    return msgspec.json.encode(
-        {
-            "status": "ok",
-            "version": version,
-            "upstream": settings.upstream,
-            "mode": settings.mode,
-            "archive": conversations.health() if conversations is not None else None,
-        }
-    )
+    return {
+        "status": "ok",
+        "version": version,
+        "upstream": settings.upstream,
+        "mode": settings.mode,
+        "archive": conversations.health() if conversations is not None else None,
+    }

@@ -1,7 +1,8 @@
 """Who may talk to the proxy: checked before any route, on every route.
 
 A web page must not reach a server on the user's own machine: a name that was rebound to 127.0.0.1 shows in Host, a page
-of another site in Origin. Beyond loopback, a key shows who is meant to be here.
+of another site in Origin. Beyond loopback, a key shows who is meant to be here. The inspector's page itself needs none,
+because a browser cannot send one with an address: the page holds nothing of anybody, and asks for the key.
 """
 
 import hmac
@@ -24,7 +25,7 @@ class Refusal:
     message: str
 
 
-def check_caller(headers: Headers, settings: Settings) -> Refusal | None:
+def check_caller(headers: Headers, settings: Settings, *, needs_key: bool = True) -> Refusal | None:
     """Why this request is refused; None when it may pass. Pure."""
     host = value_of(headers, b"host").decode("latin-1")
     if not _is_known(_hostname(host), settings):
@@ -33,7 +34,7 @@ def check_caller(headers: Headers, settings: Settings) -> Refusal | None:
     if origin and not _is_own_origin(origin, host, settings):
         return Refusal(403, "origin_not_allowed", f"Origin {origin!r} is not allowed. Add its name to `allowed_hosts`.")
     key = value_of(headers, PROXY_KEY)
-    if settings.proxy_key and not hmac.compare_digest(key, settings.proxy_key.encode()):
+    if needs_key and settings.proxy_key and not hmac.compare_digest(key, settings.proxy_key.encode()):
         return Refusal(401, "proxy_key_wrong", "This proxy wants its key in the header `x-recap-key`.")
     return None
 
@@ -46,12 +47,20 @@ class Gate:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = check_caller(scope["headers"], self._settings) if scope["type"] == "http" else None
+        refusal = None
+        if scope["type"] == "http":
+            refusal = check_caller(scope["headers"], self._settings, needs_key=not is_page(scope))
         if refusal is None:
             await self._app(scope, receive, send)
         else:
             body = render_error(refusal.message, code=refusal.code)
             await ClientConnection(scope, receive, send).respond(refusal.status, body)
+
+
+def is_page(scope: Scope) -> bool:
+    """Whether this asks for the inspector's page or one of its files."""
+    path = scope["path"]
+    return scope["method"] in ("GET", "HEAD") and (path in ("/recap", "/recap/") or path.startswith("/recap/static/"))
 
 
 def _hostname(authority: str) -> str:

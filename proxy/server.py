@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 
 import uvicorn
@@ -80,7 +80,8 @@ async def serve(server: "Server", listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, on_stop: Callable[[], None] = lambda: None) -> None:
+        """`on_stop` runs when the server is asked to stop: it ends what would never end by itself."""
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -95,10 +96,12 @@ class Server(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
+        self._on_stop = on_stop
         logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self._on_stop()
         log.info("serve.stopping open_requests=%d", len(self.server_state.tasks))
 
     @contextlib.contextmanager

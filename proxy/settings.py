@@ -17,6 +17,7 @@ import msgspec
 import platformdirs
 
 from proxy.errors import SettingsError
+from proxy.ledger import Price
 from proxy.upstream.target import is_loopback
 
 SECRETS = frozenset({"proxy_key"})
@@ -138,6 +139,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "a smaller one has, `past-use` where none has."
         ),
     ] = "auto"
+    prices: Annotated[
+        dict[str, Price],
+        _doc(
+            "What a million tokens cost, by model (`*` stands for anything, the first that fits counts): `input`, "
+            "`output`, `cached` (read from the cache) and `write` (written to it), in any currency. A table in the "
+            "file, JSON elsewhere. Without prices, savings are shown in tokens alone."
+        ),
+    ] = msgspec.field(default_factory=dict)
     seed: Annotated[int, _doc("Seed of the exploration term: the same seed, the same selections.")] = 0
     max_body_bytes: Annotated[
         int,
@@ -245,7 +254,12 @@ def _known(name: str, source: str, names: Iterable[str]) -> str:
 
 
 def _from_text(name: str, value: Any) -> Any:
-    """Lists are written with commas where there is only text."""
+    """Lists are written with commas, tables as JSON, where there is only text."""
+    if name == "prices" and isinstance(value, str):
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value  # no table: refused with the name of its source
     if name in ("allowed_hosts", "attention_layers") and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value

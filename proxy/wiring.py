@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -21,11 +21,17 @@ async def open_conversations(settings: Settings) -> Conversations:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, conversations: Conversations | None) -> AsyncIterator[Starlette]:
+async def open_app(
+    settings: Settings, conversations: Conversations | None, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Starlette]:
     """The application with its upstream connections; closes those, then `conversations`, at the end."""
     try:
         async with open_upstream(settings.upstream, read_timeout_s=settings.read_timeout) as upstream:
-            yield create_app(settings, upstream, conversations)
+            app = create_app(settings, upstream, conversations, clock)
+            try:
+                yield app
+            finally:
+                await asyncio.to_thread(app.state.inspector.close)
     finally:
         if conversations is not None:
             await conversations.close()

@@ -192,6 +192,14 @@ class Reader:
         with self.snapshot() as db:
             return [unpack(codec, content) for codec, content in db.execute(query)]
 
+    def node_contents(self, node_ids: Sequence[int]) -> list[bytes]:
+        """Raw bytes of the messages that stand at these nodes, in the order given."""
+        query = select(nodes.c.id, messages.c.codec, messages.c.content)
+        query = query.join(messages, messages.c.id == nodes.c.message_id)
+        with self.snapshot() as db:
+            found = {row.id: unpack(row.codec, row.content) for row in _among(db, query, nodes.c.id, node_ids)}
+        return [found[node] for node in node_ids if node in found]
+
     def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]:
         """Blocks in order. `node_ids` are those on the session's present path; of a block that stands on it no longer
         (the client went back before it), all that it ever had."""

@@ -5,12 +5,22 @@ Read-only, on top of a `Reader`. Everything is a sum over stored rows; nothing i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
+from graphstore.store.paths import load_paths
 from graphstore.store.reader import Reader
-from graphstore.store.schema import block_nodes, exchanges, messages, nodes, selection_blocks, selections
+from graphstore.store.schema import (
+    block_nodes,
+    exchanges,
+    messages,
+    observation_blocks,
+    observations,
+    selection_blocks,
+    selections,
+)
 
 
 class UnknownSession(LookupError):
@@ -78,6 +88,12 @@ def latest_selection(reader: Reader, session_id: int) -> SelectionRow | None:
     return _selection(reader, selections.c.session_id == session_id)
 
 
+def selection_before(reader: Reader, selection: SelectionRow) -> SelectionRow | None:
+    """The one that its session made before it; None: it is the first."""
+    c = selections.c
+    return _selection(reader, and_(c.session_id == selection.session_id, c.id < selection.id))
+
+
 def _selection(reader: Reader, condition: ColumnElement[bool]) -> SelectionRow | None:
     query = select(selections.c.id).where(condition).order_by(selections.c.id.desc()).limit(1)
     with reader.snapshot() as db:
@@ -93,38 +109,59 @@ def left_out_of(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
     return frozenset(v.ordinal for v in selection.verdicts if not v.kept) if selection is not None else frozenset()
 
 
+class Reading(NamedTuple):
+    """What the replay of one turn measured of a block."""
+
+    turn: int
+    density: float
+    mass: float
+
+
+def block_readings(reader: Reader, session_id: int, ordinal: int) -> list[Reading]:
+    """In order of turns."""
+    query = (
+        select(observations.c.turn, observation_blocks.c.density, observation_blocks.c.mass)
+        .join(observation_blocks, observation_blocks.c.observation_id == observations.c.id)
+        .where(observations.c.session_id == session_id, observation_blocks.c.ordinal == ordinal)
+        .order_by(observations.c.turn)
+    )
+    with reader.snapshot() as db:
+        return [Reading(*row) for row in db.execute(query)]
+
+
+def failed_exchanges(reader: Reader, limit: int) -> list[ExchangeRow]:
+    """The newest exchanges that went wrong, the newest first. A client that left has not."""
+    c = exchanges.c
+    wrong = or_(c.error.is_not(None), c.status >= 400, c.ending.in_(("upstream broken", "failed")))
+    query = select(exchanges).where(wrong, c.ending != "client gone").order_by(c.id.desc()).limit(limit)
+    with reader.snapshot() as db:
+        return [ExchangeRow(**row._mapping) for row in db.execute(query)]
+
+
 def exchange_tokens(reader: Reader, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
-    """Exchange id -> tokens. One walk per history, however many of these exchanges it holds."""
+    """Exchange id -> tokens. One walk for all histories that go on from one another."""
     with reader.snapshot() as db:
         blobs = {row.instructions_id for row in rows} | {row.tools_id for row in rows} - {None}
         fixed = dict(
             tuple(row) for row in db.execute(select(messages.c.id, messages.c.tokens).where(messages.c.id.in_(blobs)))
         )
-        walks: dict[int, list[tuple[int, int]]] = {}
+        paths = load_paths(db, (row.head_node_id for row in rows if row.head_node_id is not None))
+        gone: dict[tuple[int | None, int | None], frozenset[int]] = {}  # a selection holds for many exchanges
         result = {}
         for row in rows:
-            base = sum(fixed.get(blob, 0) for blob in (row.instructions_id, row.tools_id) if blob is not None)
-            if row.head_node_id is None:
-                result[row.id] = Tokens(base, base)
+            full = sum(fixed.get(blob, 0) for blob in (row.instructions_id, row.tools_id) if blob is not None)
+            path = paths.get(row.head_node_id or 0)
+            if path is None:
+                result[row.id] = Tokens(full, full)
                 continue
-            if row.head_node_id not in walks:
-                walks[row.head_node_id] = _walk(db, row.head_node_id)
-            path = walks[row.head_node_id]
-            left_out = _left_out(db, row) if row.blocks_left_out else frozenset()
-            full = base + sum(tokens for _, tokens in path)
-            result[row.id] = Tokens(full, full - sum(tokens for node, tokens in path if node in left_out))
+            less = 0
+            if row.blocks_left_out:
+                key = (row.session_id, row.selection_id)
+                if key not in gone:
+                    gone[key] = _left_out(db, row)
+                less = path.tokens_of(gone[key])
+            result[row.id] = Tokens(full + path.tokens, full + path.tokens - less)
         return result
-
-
-def _walk(db: Connection, head: int) -> list[tuple[int, int]]:
-    """(node id, tokens) of every message up to a node."""
-    start = select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id).where(nodes.c.id == head)
-    path = start.cte("path", recursive=True)
-    path = path.union_all(
-        select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id).join(path, nodes.c.id == path.c.parent_id)
-    )
-    query = select(path.c.id, messages.c.tokens).join(messages, messages.c.id == path.c.message_id)
-    return [(node, tokens) for node, tokens in db.execute(query)]
 
 
 def _left_out(db: Connection, row: ExchangeRow) -> frozenset[int]:

@@ -42,6 +42,8 @@ def render_reference() -> str:
 
 def _default(name: str) -> str:
     field = next(field for field in msgspec.structs.fields(Settings) if field.name == name)
+    if field.default_factory is dict:
+        return "`{}`"
     if field.default is msgspec.NODEFAULT:
         return "`recap/recap.db` in the user's data directory"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
@@ -50,4 +52,4 @@ def _default(name: str) -> str:
 
 def _shown(settings: Settings, name: str) -> object:
     value: object = getattr(settings, name)
-    return "(hidden)" if name in SECRETS and value else value
+    return "(hidden)" if name in SECRETS and value else msgspec.to_builtins(value)

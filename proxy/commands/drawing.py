@@ -1,11 +1,11 @@
 """A session map as lines for a terminal and as SVG. Pure."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 
-from graphstore.store.session_map import MapRow, Segment
+from graphstore.store.session_map import Segment, SessionMap
 from proxy.commands.text import number, plain, short
 
 SHADES = "░▒▓█"
@@ -30,39 +30,40 @@ def strength(density: float | None, most: float) -> float | None:
     return (density / most) ** (1 / 3) if most > 0 else 0.0
 
 
-def most_of(rows: Iterable[MapRow]) -> float:
-    return max((s.density for row in rows for s in row.segments if s.density is not None), default=0.0)
+def most_of(shown: SessionMap) -> float:
+    return max((density for row in shown.rows for density in row.density.values()), default=0.0)
 
 
 # -- for a terminal ---------------------------------------------------------------------------------------------------
 
 
-def as_lines(rows: Sequence[MapRow], width: int, *, colour: bool) -> list[str]:
+def as_lines(shown: SessionMap, width: int, *, colour: bool) -> list[str]:
     """Two lines a turn, attention and below it what was sent, and one for a cold boundary. At most `width` columns."""
-    most, longest = most_of(rows), max((_length(row) for row in rows), default=0)
-    label = max((len(str(row.turn)) for row in rows), default=1) + len("turn  ")
+    segments = [list(shown.segments(row)) for row in shown.rows]
+    most, longest = most_of(shown), max(map(_length, segments), default=0)
+    label = max((len(str(row.turn)) for row in shown.rows), default=1) + len("turn  ")
     cells = max(1, width - label)
     lines = []
-    for row in rows:
+    for row, whole in zip(shown.rows, segments, strict=True):
         if row.reason is not None:
             lines.append(short(f"{'- ' * (label // 2)}cold: {plain(row.reason)} {'- ' * cells}", width).rstrip("…"))
-        shown = _cells(row, longest / cells if longest else 1.0)
-        lines.append(f"turn {row.turn}".ljust(label) + "".join(_painted(s, most, colour) for s in shown))
-        lines.append(" " * label + "".join(SENT if s.is_sent else LEFT_OUT for s in shown))
+        drawn = _cells(whole, longest / cells if longest else 1.0)
+        lines.append(f"turn {row.turn}".ljust(label) + "".join(_painted(s, most, colour) for s in drawn))
+        lines.append(" " * label + "".join(SENT if s.is_sent else LEFT_OUT for s in drawn))
     return lines
 
 
-def _length(row: MapRow) -> int:
-    return sum(max(1, segment.tokens) for segment in row.segments)
+def _length(segments: Sequence[Segment]) -> int:
+    return sum(max(1, segment.block.tokens) for segment in segments)
 
 
-def _cells(row: MapRow, tokens: float) -> list[Segment]:
+def _cells(segments: Sequence[Segment], tokens: float) -> list[Segment]:
     """For each cell of so many tokens the block in it that attention went to most; every row has one cell at least."""
-    ends = list(accumulate(max(1, segment.tokens) for segment in row.segments))
+    ends = list(accumulate(max(1, segment.block.tokens) for segment in segments))
     cells = max(1, round(ends[-1] / tokens)) if ends else 0
     spans = ((bisect_right(ends, i * tokens), bisect_left(ends, (i + 1) * tokens)) for i in range(cells))
-    within = (row.segments[min(first, len(ends) - 1) : last + 1] for first, last in spans)
-    return [max(segments, key=lambda s: -1.0 if s.density is None else s.density) for segments in within]
+    within = (segments[min(first, len(ends) - 1) : last + 1] for first, last in spans)
+    return [max(cell, key=lambda s: -1.0 if s.density is None else s.density) for cell in within]
 
 
 def _painted(segment: Segment, most: float, colour: bool) -> str:
@@ -77,19 +78,20 @@ def _painted(segment: Segment, most: float, colour: bool) -> str:
 # -- as a picture -----------------------------------------------------------------------------------------------------
 
 
-def as_svg(rows: Sequence[MapRow], title: str) -> str:
+def as_svg(shown: SessionMap, title: str) -> str:
     """Readable in light and dark; every block says what it is when the pointer rests on it."""
-    most, longest = most_of(rows), max((_length(row) for row in rows), default=0)
+    segments = [list(shown.segments(row)) for row in shown.rows]
+    most, longest = most_of(shown), max(map(_length, segments), default=0)
     scale, parts, y = (WIDTH - LEFT - 10) / max(1, longest), [], 2 * CAPTION
-    for row in rows:
+    for row, whole in zip(shown.rows, segments, strict=True):
         if row.reason is not None:
             parts.append(f'<line class="cold" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
             parts.append(f'<text class="why" x="{LEFT}" y="{y + CAPTION - 2}">cold: {_text(row.reason)}</text>')
             y += CAPTION + 2
         parts.append(f'<text x="4" y="{y + BAND - 4}">turn {row.turn}</text>')
         x = float(LEFT)
-        for segment in row.segments:
-            width = max(1, segment.tokens) * scale
+        for segment in whole:
+            width = max(1, segment.block.tokens) * scale
             parts.append(_block(segment, x, y, width, most))
             x += width
         y += BAND + STRIP + GAP
@@ -109,9 +111,10 @@ def _block(segment: Segment, x: float, y: int, width: float, most: float) -> str
     fill = "url(#unseen)" if value is None else f"hsl(215 70% {92 - 60 * value:.0f}%)"
     seen = "not observed" if segment.density is None else f"density {segment.density:.3g}"
     sent = "sent" if segment.is_sent else "left out"
-    said = f"block {segment.ordinal}, {segment.kind}, {number(segment.tokens)} tokens, {seen}, {sent}: {segment.label}"
+    block = segment.block
+    said = f"block {block.ordinal}, {block.kind}, {number(block.tokens)} tokens, {seen}, {sent}: {block.label}"
     place = f'x="{x:.2f}" width="{width:.2f}"'
-    marked = ' class="marked"' if segment.is_marked else ""
+    marked = ' class="marked"' if block.is_outlined else ""
     return (
         f'<g><title>{_text(said)}</title><rect{marked} {place} y="{y}" height="{BAND}" fill="{fill}"/>'
         f'<rect class="{"sent" if segment.is_sent else "out"}" {place} y="{y + BAND + 1}" height="{STRIP}"/></g>'

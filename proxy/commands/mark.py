@@ -3,13 +3,12 @@
 import argparse
 import time
 
-from graphstore.records import BlockRow, Mark, SelectionRow
-from graphstore.selection import OWED, PINNED
+from graphstore.records import Mark
 from graphstore.store.archive import open_reader
-from graphstore.store.marks import set_mark
-from graphstore.store.report import find_session, latest_selection
+from graphstore.store.report import find_session
 from proxy.commands.text import plain, short
 from proxy.errors import RecapError
+from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
 from proxy.settings import Settings
 
 MARKS: dict[str, Mark | None] = {"pin": "pin", "mute": "mute", "unpin": None}
@@ -42,28 +41,14 @@ class MarkCommand:
         mark = MARKS[self.__name__]
         with open_reader(settings.db) as reader:
             session = find_session(reader, arguments.session)
-            known = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
-            block = known.get(arguments.block)
-            if block is None:
-                numbers = f"they go from 0 to {max(known)}" if known else "it has none yet"
-                listed = f"`recap explain {session.name}` lists them"
-                raise RecapError(f"{session.name} has no block {arguments.block}: {numbers}; {listed}")
-            if mark == "mute" and (why := _protected(block, latest_selection(reader, session.id))):
-                raise RecapError(f"block {block.ordinal} cannot be muted: it is protected ({why})")
-        set_mark(settings.db, session.id, block.ordinal, mark, clock=time.time)
+            try:
+                block = mark_block(reader, settings.db, session, arguments.block, mark, clock=time.time)
+            except (UnknownBlock, ProtectedBlock) as error:
+                raise RecapError(plain(str(error))) from error
         print(
             f"block {block.ordinal} of {session.name} {SAYS[self.__name__]}: {short(plain(block.label), LABEL_CHARS)}"
         )
         return 0
-
-
-def _protected(block: BlockRow, latest: SelectionRow | None) -> str | None:
-    """Why a block is sent whatever its score. An edit is protected while it is its file's latest."""
-    if block.kind in OWED:
-        return OWED[block.kind]
-    verdicts = latest.verdicts if latest is not None else ()
-    mine = next((v for v in verdicts if v.ordinal == block.ordinal and v.rule == "protected"), None)
-    return plain(mine.detail) if mine is not None and mine.detail != PINNED else None
 
 
 pin, mute, unpin = (MarkCommand(name) for name in MARKS)

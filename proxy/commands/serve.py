@@ -47,7 +47,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         if supervisor is not None:
             supervisor.start()
         try:
-            await serve(Server(app), listener)
+            await serve(Server(app, on_stop=app.state.inspector.feed.close), listener)
         finally:
             trimming.cancel()
             if supervisor is not None:
@@ -76,6 +76,7 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     log.info("serve.started upstream=%s mode=%s db=%s", settings.upstream, settings.mode, settings.db)
+    log.info("Look at http://%s/recap/ to see what is sent and why", authority)
     log.info("Point your agent at OPENAI_BASE_URL=http://%s/v1  (Ctrl-C lets streams end, twice cuts them)", authority)
 
 

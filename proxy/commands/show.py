@@ -17,6 +17,7 @@ from proxy.commands.attention import attention_state, replay_line
 from proxy.commands.drawing import SENT, SHADES, UNSEEN, as_lines
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
+from proxy.ledger import provider_tokens_per_ours
 from proxy.settings import Settings
 
 LEGEND = (
@@ -159,16 +160,6 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
     ]
     text = table(("", "block", "kind", "tokens", "why", "what"), rows, right=("block", "tokens"))
     print("\n".join(f"  {line}" for line in text.splitlines()))
-
-
-def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens]) -> float:
-    """How many tokens this provider counts for one of ours: by the session's untouched requests, else 1.
-
-    A request of which little was sent would not do: what each costs beside its words would be multiplied.
-    """
-    whole = [row for row in exchanges if row.input_tokens and row.messages_sent == row.messages_total]
-    ours = sum(tokens[row.id].sent for row in whole)
-    return sum(row.input_tokens or 0 for row in whole) / ours if ours else 1.0
 
 
 def _print_totals(rows: Sequence[ExchangeRow], tokens: Mapping[int, Tokens], *, per_token: float) -> None:

@@ -29,16 +29,20 @@ def test_each_turn_shows_what_stood_in_it_and_what_became_of_it(archive: Archive
     two_turns(archive)
     observe(archive.path, 1, replay_of({0: 0.5, 2: 0.25}), turn=2, exchange_id=2)
     set_mark(archive.path, 1, 1, "pin", clock=lambda: START)
-    first, second = session_map(archive.reader, 1)
+    shown = session_map(archive.reader, 1)
+    first, second = shown.rows
     assert (first.turn, first.reason, second.turn, second.reason) == (1, None, 2, "idle for 9 s")
-    assert [(s.ordinal, s.density, s.is_sent) for s in first.segments] == [(0, None, True), (1, None, True)]
-    assert [(s.ordinal, s.density, s.is_sent) for s in second.segments] == [
+    assert [(s.block.ordinal, s.density, s.is_sent) for s in shown.segments(first)] == [
+        (0, None, True),
+        (1, None, True),
+    ]
+    assert [(s.block.ordinal, s.density, s.is_sent) for s in shown.segments(second)] == [
         (0, 0.5, True), (1, None, False), (2, 0.25, True),
     ]  # fmt: skip
-    assert [s.is_marked for s in second.segments][1], "pinned"
-    assert all(s.tokens > 0 for s in second.segments)
+    assert shown.blocks[1].is_outlined and shown.blocks[1].mark == "pin"
+    assert all(block.tokens > 0 for block in shown.blocks.values())
 
 
 def test_a_session_without_history_has_no_rows(archive: Archive) -> None:
     archive.writer.submit(Batch(sessions=(session_row(),))).result(DEADLINE_S)
-    assert session_map(archive.reader, 1) == []
+    assert session_map(archive.reader, 1).rows == ()

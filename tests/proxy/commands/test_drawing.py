@@ -1,11 +1,12 @@
 """Maps of sessions: lines for a terminal and SVG, with nothing of the archive taken for markup or control."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from graphstore.store.session_map import MapRow, Segment
+from graphstore.store.session_map import MapBlock, MapRow, SessionMap
 from proxy.commands.drawing import RAMP, as_lines, as_svg, strength
 from tests.proxy.commands.conftest import Recap
 
@@ -13,31 +14,57 @@ SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m & \x00"
 
 
-def segment(ordinal: int, tokens: int, density: float | None = None, **changes: object) -> Segment:
-    values = {"kind": "tools", "label": f"read {ordinal}", "is_sent": True, "is_marked": False} | changes
-    return Segment(ordinal=ordinal, tokens=tokens, density=density, **values)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Drawn:
+    """A block in a row of a test's map."""
+
+    block: MapBlock
+    density: float | None
+    is_sent: bool
 
 
-ROWS = [
-    MapRow(1, 0.0, None, (segment(0, 10), segment(1, 30, 0.001))),
-    MapRow(12, 0.0, f"idle {HOSTILE}", (segment(0, 10, 1.0), segment(1, 30, 0.0, is_sent=False), segment(2, 40))),
-]
+def segment(
+    ordinal: int, tokens: int, density: float | None = None, *, is_sent: bool = True, is_edit: bool = False,
+    label: str | None = None,
+) -> Drawn:  # fmt: skip
+    return Drawn(MapBlock(ordinal, "tools", label or f"read {ordinal}", tokens, is_edit, None), density, is_sent)
+
+
+def drawn(*rows: tuple[int, str | None, tuple[Drawn, ...]]) -> SessionMap:
+    """A map of these rows: turn, reason of a cold boundary, blocks."""
+    return SessionMap(
+        {one.block.ordinal: one.block for _, _, segments in rows for one in segments},
+        tuple(
+            MapRow(
+                turn, 0.0, reason, tuple(one.block.ordinal for one in segments),
+                frozenset(one.block.ordinal for one in segments if not one.is_sent),
+                {one.block.ordinal: one.density for one in segments if one.density is not None},
+            )
+            for turn, reason, segments in rows
+        ),
+    )  # fmt: skip
+
+
+MAP = drawn(
+    (1, None, (segment(0, 10), segment(1, 30, 0.001))),
+    (12, f"idle {HOSTILE}", (segment(0, 10, 1.0), segment(1, 30, 0.0, is_sent=False), segment(2, 40))),
+)
 
 
 def test_a_row_is_as_long_as_its_tokens_and_says_what_was_sent() -> None:
-    assert as_lines(ROWS, 88, colour=False) == [
+    assert as_lines(MAP, 88, colour=False) == [
         "turn 1  ··········" + "░" * 30,
         "        " + "▔" * 40,
-        *as_lines(ROWS, 88, colour=False)[2:3],
+        *as_lines(MAP, 88, colour=False)[2:3],
         "turn 12 ██████████" + "░" * 30 + "·" * 40,
         "        " + "▔" * 10 + " " * 30 + "▔" * 40,
     ]
-    boundary = as_lines(ROWS, 88, colour=False)[2]
+    boundary = as_lines(MAP, 88, colour=False)[2]
     assert "cold: idle </title>" in boundary and boundary.startswith("- -") and len(boundary) <= 88
 
 
 def test_colour_is_by_attention_and_control_characters_of_the_archive_never_arrive() -> None:
-    lines = as_lines(ROWS, 88, colour=True)
+    lines = as_lines(MAP, 88, colour=True)
     assert lines[3].count(f"\x1b[48;5;{RAMP[-1]}m") == 10 and lines[3].count(f"\x1b[48;5;{RAMP[0]}m") == 30
     assert "\x1b[31m" not in "".join(lines) and "\x00" not in "".join(lines)
 
@@ -45,16 +72,16 @@ def test_colour_is_by_attention_and_control_characters_of_the_archive_never_arri
 @pytest.mark.parametrize("width", [1, 10, 40])
 def test_a_narrow_terminal_gets_fewer_cells(width: int) -> None:
     """A cell shows the block in it that attention went to most."""
-    rows = [MapRow(1, 0.0, None, (*(segment(i, 10, 0.001) for i in range(50)), segment(50, 1, 1.0), segment(51, 500)))]
+    rows = drawn((1, None, (*(segment(i, 10, 0.001) for i in range(50)), segment(50, 1, 1.0), segment(51, 500))))
     line, sent = as_lines(rows, width, colour=False)
     assert len(line) == max(len("turn 1 ") + 1, width) and "█" in line and len(sent) == len(line)
 
 
 def test_a_session_of_nothing_is_drawn_too() -> None:
-    assert as_lines([], 80, colour=False) == []
-    assert as_lines([MapRow(1, 0.0, None, ())], 80, colour=False)[0].strip() == "turn 1"
-    ET.fromstring(as_svg([], "none"))
-    ET.fromstring(as_svg([MapRow(1, 0.0, None, ())], "none"))
+    assert as_lines(drawn(), 80, colour=False) == []
+    assert as_lines(drawn((1, None, ())), 80, colour=False)[0].strip() == "turn 1"
+    ET.fromstring(as_svg(drawn(), "none"))
+    ET.fromstring(as_svg(drawn((1, None, ())), "none"))
 
 
 def test_the_scale_is_a_cube_root_of_the_largest() -> None:
@@ -63,9 +90,7 @@ def test_the_scale_is_a_cube_root_of_the_largest() -> None:
 
 
 def test_the_picture_has_every_block_and_takes_no_text_for_markup() -> None:
-    rows = [
-        MapRow(1, 0.0, HOSTILE, (segment(0, 10, 0.5, label=HOSTILE, is_marked=True), segment(1, 30, is_sent=False)))
-    ]
+    rows = drawn((1, HOSTILE, (segment(0, 10, 0.5, label=HOSTILE, is_edit=True), segment(1, 30, is_sent=False))))
     picture = ET.fromstring(as_svg(rows, HOSTILE))
     assert not list(picture.iter(f"{SVG}script")) and "\x1b" not in as_svg(rows, HOSTILE)
     blocks = picture.findall(f"{SVG}g")

@@ -1,0 +1,69 @@
+"""Many histories at once: turns of a session mostly go on from one another, so the deepest walk holds the others."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from graphstore.store.schema import messages, nodes
+
+LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A history: the first `length` positions of a walk that others may share. Both parts run from its beginning."""
+
+    walk: "Walk"
+    length: int
+
+    @property
+    def nodes(self) -> list[int]:
+        return self.walk.nodes[: self.length]
+
+    @property
+    def tokens(self) -> int:
+        return self.walk.sums[self.length]
+
+    def tokens_of(self, wanted: Iterable[int]) -> int:
+        """Tokens of those of these nodes that stand in the history."""
+        depths = (self.walk.depth[node] for node in wanted if node in self.walk.depth)
+        return sum(self.walk.sums[d + 1] - self.walk.sums[d] for d in depths if d < self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    nodes: list[int]
+    depth: dict[int, int]  # node -> its place
+    sums: list[int]  # tokens of the first so many messages, from 0 on
+
+
+def load_paths(db: Connection, heads: Iterable[int]) -> dict[int, Path]:
+    """The history that ends at each of these nodes; unknown nodes have none."""
+    found: dict[int, Path] = {}
+    wanted = sorted(set(heads))
+    depths: dict[int, int] = {}
+    for start in range(0, len(wanted), LOOKUP_MAX):
+        query = select(nodes.c.id, nodes.c.depth).where(nodes.c.id.in_(wanted[start : start + LOOKUP_MAX]))
+        depths |= dict(tuple(row) for row in db.execute(query))
+    for head in sorted(depths, key=lambda node: -depths[node]):
+        if head in found:
+            continue
+        walk = _walk(db, head)
+        for other in depths:
+            if other not in found and other in walk.depth:
+                found[other] = Path(walk, walk.depth[other] + 1)
+    return found
+
+
+def _walk(db: Connection, head: int) -> Walk:
+    start = select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id, nodes.c.depth).where(nodes.c.id == head)
+    path = start.cte("path", recursive=True)
+    step = select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id, nodes.c.depth)
+    path = path.union_all(step.join(path, nodes.c.id == path.c.parent_id))
+    query = select(path.c.id, messages.c.tokens).join(messages, messages.c.id == path.c.message_id)
+    rows = [(node, tokens) for node, tokens in db.execute(query.order_by(path.c.depth))]
+    sums = [0]
+    for _, tokens in rows:
+        sums.append(sums[-1] + tokens)
+    return Walk([node for node, _ in rows], {node: i for i, (node, _) in enumerate(rows)}, sums)

@@ -1,0 +1,95 @@
+"""What a selection went by, and what one would choose now: the algorithm run over the archive, for people who ask.
+
+Reads the archive; sends nothing and stores nothing.
+"""
+
+import itertools
+import json
+
+from graphstore.blocks import Cut, Message, cut_blocks
+from graphstore.evidence import Rule
+from graphstore.graph import ContextGraph
+from graphstore.identity import message_digest
+from graphstore.records import BlockRow, SelectionRow, SessionRow
+from graphstore.store.reader import Reader, load_evidence
+from graphstore.store.report import latest_answer
+from proxy.conversations import parameters_of, rule_of
+from proxy.dialects import DIALECTS
+from proxy.dialects.base import ParsedRequest
+from proxy.recorder import block_label
+from proxy.selecting import IdentifierCache, choose
+from proxy.settings import Settings
+
+
+def graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> ContextGraph:
+    """The graph that this selection went by: of the replays that had been stored by then, under its rule."""
+    stored = reader.load_observations(selection.session_id)
+    until = max((o.turn for o in stored if o.created_at <= selection.created_at), default=0)
+    rule = rule_of_selection(selection)
+    return reader.derived_graph(selection.session_id, rule, parameters_of(settings), until_turn=until)
+
+
+def rule_of_selection(selection: SelectionRow) -> Rule:
+    rule: Rule = json.loads(selection.parameters).get("rule", "paper")
+    return rule
+
+
+def dry_run(
+    reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
+) -> tuple[SelectionRow, ContextGraph]:
+    """As if the client had sent its history, the last answer and this query. Adds what is new to `blocks`."""
+    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
+    answer = latest_answer(reader, session)
+    if not any(dialect.parse_message(raw).calls for raw in answer):  # a call without its result is never rewritten
+        contents = [*contents, *answer]
+    messages = tuple(dialect.parse_message(raw) for raw in contents)
+    request = _request(session, contents, messages)
+    cut = cut_blocks([*messages, Message("user")])  # the query is the current turn; what stands before it is history
+    ordinals = _ordinals(reader, session, cut, blocks)
+    for ordinal, block in zip(ordinals, cut.blocks, strict=True):
+        if ordinal not in blocks and block.messages[0] < len(contents):
+            label = block_label(dialect, [contents[i] for i in block.messages])
+            blocks[ordinal] = BlockRow(session.id, ordinal, block.kind, block.cost, (), label=label)
+    rule, graph = load_evidence(reader, session.id, rule_of(settings), parameters_of(settings))
+    choice = choose(
+        dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
+        session=session.name, turn=session.turns + 1, rule=rule, marks=reader.marks(session.id), query=query,
+    )  # fmt: skip
+    made = choice.selection.to_row(
+        id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,
+        reason="dry run", parameters=parameters_of(settings), notice=settings.notice,
+    )  # fmt: skip
+    return made, graph
+
+
+def _ordinals(reader: Reader, session: SessionRow, cut: Cut, blocks: dict[int, BlockRow]) -> list[int]:
+    """Block numbers as the archive gave them; the last answer and the query, which it has not cut yet, count on."""
+    by_node = {node: block.ordinal for block in blocks.values() for node in block.node_ids}
+    path = [node for node, _, _, _ in reader.load_path(session.head_node_id)] if session.head_node_id else []
+    fresh = itertools.count(max(blocks, default=-1) + 1)
+    known = [[by_node[path[i]] for i in b.messages if i < len(path) and path[i] in by_node] for b in cut.blocks]
+    return [ordinals[0] if ordinals else next(fresh) for ordinals in known]
+
+
+def _request(session: SessionRow, contents: list[bytes], messages: tuple[Message, ...]) -> ParsedRequest:
+    spans, position = [], 1
+    for raw in contents:
+        spans.append((position, position + len(raw)))
+        position += len(raw) + 1
+    return ParsedRequest(
+        dialect=session.dialect,  # type: ignore[arg-type]
+        body=b"[" + b",".join(contents) + b"]",
+        model=session.model,
+        stream=False,
+        spans=tuple(spans),
+        leading=0,
+        messages=messages,
+        digests=tuple(message_digest(raw) for raw in contents),
+        instructions=b"",
+        tools=b"",
+        notice_role="system",
+        opaque=None,
+        background=False,
+        cache_key=None,
+    )

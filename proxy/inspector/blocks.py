@@ -1,0 +1,65 @@
+"""One block in full: what it says, where it was sent, what attention it got, what it hangs together with."""
+
+from graphstore.records import BlockRow, SessionRow
+from graphstore.store.reader import Reader, load_evidence
+from graphstore.store.report import block_readings, latest_selection
+from graphstore.store.session_map import session_map
+from proxy.conversations import parameters_of, rule_of
+from proxy.dialects import DIALECTS
+from proxy.inspector.maps import runs
+from proxy.inspector.sessions import Value, View
+from proxy.marking import find_block, protection
+
+
+def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
+    """Raises `UnknownBlock`."""
+    reader = view.reader
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+    block = find_block(session, blocks, ordinal)
+    rule, graph = load_evidence(reader, session.id, rule_of(view.settings), parameters_of(view.settings))
+    nodes, edges = graph.to_rows()
+    node = next((node for node in nodes if node.ordinal == ordinal), None)
+    latest = latest_selection(reader, session.id)
+    verdict = next((v for v in latest.verdicts if v.ordinal == ordinal), None) if latest is not None else None
+    rows = [row for row in session_map(reader, session.id).rows if ordinal in row.blocks]
+    return {
+        "session": session.name,
+        "ordinal": ordinal,
+        "kind": block.kind,
+        "label": block.label,
+        "edits": list(block.edits),
+        "chars": block.cost,
+        "tokens": reader.block_tokens(session.id).get(ordinal),
+        "mark": reader.marks(session.id).get(ordinal),
+        "protected": protection(block, latest),
+        "verdict": {"kept": verdict.kept, "rule": verdict.rule, "detail": verdict.detail} if verdict else None,
+        "u": node.u if node is not None and node.observed else None,
+        "stale": bool(node is not None and node.stale),
+        "rule": rule,
+        "supports": [_end(blocks, e.support, e.weight) for e in edges if e.dependent == ordinal],
+        "dependents": [_end(blocks, e.dependent, e.weight) for e in edges if e.support == ordinal],
+        "served": {
+            "sent": runs(row.turn for row in rows if ordinal not in row.left_out),
+            "left_out": runs(row.turn for row in rows if ordinal in row.left_out),
+        },
+        "importance": [reading._asdict() for reading in block_readings(reader, session.id, ordinal)],
+        "messages": _messages(reader, session, block),
+    }
+
+
+def _end(blocks: dict[int, BlockRow], ordinal: int, weight: float) -> Value:
+    block = blocks.get(ordinal)
+    return {"ordinal": ordinal, "label": block.label if block else "", "weight": weight}
+
+
+def _messages(reader: Reader, session: SessionRow, block: BlockRow) -> list[Value]:
+    """As they were sent (raw), and what of that is text or a call."""
+    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    return [
+        {
+            "role": dialect.parse_message(raw).role,
+            "text": "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part),
+            "raw": raw.decode("utf-8", "replace"),
+        }
+        for raw in reader.node_contents(block.node_ids)
+    ]

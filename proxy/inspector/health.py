@@ -1,0 +1,72 @@
+"""How the proxy is: its archive, the replay worker, and what went wrong lately, each with a remedy."""
+
+from pathlib import Path
+
+from graphstore.records import ExchangeRow, SessionRow
+from graphstore.store.report import failed_exchanges
+from proxy.inspector.sessions import Value, View
+
+ERRORS_SHOWN = 20
+KEPT_FOR_EVER = "everything is kept; nothing is deleted by itself"
+
+
+def show_health(view: View, said: Value) -> Value:
+    """`said` is what /recap/health says."""
+    database = Path(view.settings.db)
+    names = {session.id: session for session in view.reader.list_sessions()}
+    return {
+        "started_at": view.started_at,
+        "health": said,
+        "database": {
+            "path": str(database),
+            "bytes": sum(
+                file.stat().st_size for file in (database, database.with_name(f"{database.name}-wal")) if file.is_file()
+            ),
+            "sessions": len(names),
+            "retention": KEPT_FOR_EVER,
+        },
+        "pass_through": [
+            {"session": session.name, "reason": session.state_reason}
+            for session in names.values()
+            if session.state != "normal"
+        ],
+        "errors": [_error(row, names.get(row.session_id or 0)) for row in failed_exchanges(view.reader, ERRORS_SHOWN)],
+    }
+
+
+def _error(row: ExchangeRow, session: SessionRow | None) -> Value:
+    problem, remedy = _explained(row)
+    return {
+        "at": row.started_at,
+        "session": session.name if session else None,
+        "turn": row.turn if session else None,
+        "status": row.status,
+        "problem": problem,
+        "remedy": remedy,
+    }
+
+
+def _explained(row: ExchangeRow) -> tuple[str, str]:
+    """What happened and what a person can do about it."""
+    if row.fell_back:
+        return row.error or "the upstream rejected the rewritten request", (
+            "the client's own request was sent instead and the session is left alone from now on; please report it"
+        )
+    match row.status:
+        case 401 | 403:
+            return f"the upstream refused the credentials ({row.status})", "check the key that the client sends"
+        case 408 | 504:
+            return (
+                row.error or f"the upstream took too long ({row.status})",
+                "try again; raise read_timeout if it lasts",
+            )
+        case 429:
+            return "the upstream limits the rate (429)", "wait, or raise the limit of the account"
+        case 404:
+            return "the upstream does not know the path or the model (404)", "check `upstream` and the model's name"
+        case int() as status if 400 <= status < 500:
+            return row.error or f"the upstream refused the request ({status})", "the client has its answer: see there"
+        case int() as status if status >= 500:
+            return row.error or f"the upstream failed ({status})", "try again later"
+        case _:
+            return row.error or f"the exchange ended early ({row.ending})", "check the network and the upstream"

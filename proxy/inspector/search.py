@@ -1,0 +1,40 @@
+"""Where in the archived sessions a text stands. Reads every message, the newest session first, for so long."""
+
+from collections.abc import Callable
+
+from graphstore.store.reader import Reader
+from proxy.dialects import DIALECTS
+from proxy.inspector.sessions import Value
+
+FOUND_MAX = 50
+AROUND_CHARS = 60  # of the text on each side of what was found
+SECONDS_MAX = 4.0  # an answer that somebody waits for; what has not been read by then is said
+
+
+def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) -> Value:
+    """Case-insensitive. `complete` is false when time or room ran out before the oldest session."""
+    deadline, needle = monotonic() + SECONDS_MAX, wanted.casefold()
+    found: list[Value] = []
+    seen: set[int] = set()  # nodes: branches share their beginnings
+    sessions = reader.list_sessions() if needle else []
+    for position, session in enumerate(sessions):
+        dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+        for block, _ in reversed(reader.load_blocks(session.id)):
+            if len(found) >= FOUND_MAX or monotonic() > deadline:
+                return {"found": found, "complete": False, "sessions_read": position, "sessions": len(sessions)}
+            fresh = [node for node in block.node_ids if node not in seen]
+            seen.update(fresh)
+            for raw in reader.node_contents(fresh):
+                text = f"{dialect.message_text(raw)}\n{dialect.call_text(raw)}"
+                if (at := text.casefold().find(needle)) >= 0:
+                    found.append(
+                        {
+                            "session": session.name,
+                            "title": session.title,
+                            "ordinal": block.ordinal,
+                            "kind": block.kind,
+                            "excerpt": text[max(0, at - AROUND_CHARS) : at + len(needle) + AROUND_CHARS],
+                        }
+                    )
+                    break
+    return {"found": found, "complete": True, "sessions_read": len(sessions), "sessions": len(sessions)}

@@ -1,0 +1,160 @@
+"""Which sessions there are, how each one stands, and its turns."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from graphstore.evidence import StoredObservation
+from graphstore.records import ExchangeRow, JobRow, SessionRow
+from graphstore.store.reader import Reader
+from graphstore.store.report import SessionSummary, Tokens, exchange_tokens, summaries
+from proxy.cache_watch import cache_fall
+from proxy.commands.attention import attention_state, replay_line
+from proxy.settings import Settings
+
+Value = dict[str, object]
+SESSIONS_MAX = 500  # in one list; the page asks for more by search
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What every view looks at. `started_at`: since when this proxy runs; what an earlier one left open is over."""
+
+    reader: Reader
+    settings: Settings
+    now: float
+    started_at: float
+
+
+def list_sessions(view: View, *, side: bool, limit: int) -> Value:
+    """The most recently active first. `side`: titles, summaries and the like too."""
+    found = [row for row in summaries(view.reader) if side or row.session.kind == "agent"]
+    shown = found[: min(limit, SESSIONS_MAX)]
+    names = {row.session.id: row.session.name for row in found}
+    last = {row.session.id: exchange for row in shown if (exchange := view.reader.last_exchange(row.session.id))}
+    tokens = exchange_tokens(view.reader, list(last.values()))
+    return {
+        "total": len(found),
+        "sessions": [
+            _summary(view, row, last.get(row.session.id), tokens, names.get(row.session.parent_id or 0))
+            for row in shown
+        ],
+    }
+
+
+def show_session(view: View, session: SessionRow) -> Value:
+    """One session with a line for each turn."""
+    exchanges = view.reader.session_exchanges(session.id)
+    tokens = exchange_tokens(view.reader, exchanges)
+    summary = SessionSummary(
+        session=session,
+        exchanges=len(exchanges),
+        input_tokens=_sum(row.input_tokens for row in exchanges),
+        cached_tokens=_sum(row.cached_tokens for row in exchanges),
+        blocks_left_out=exchanges[-1].blocks_left_out if exchanges else 0,
+    )
+    parent = view.reader.load_session(session.parent_id) if session.parent_id is not None else None
+    jobs = {job.turn: job for job in view.reader.load_jobs(session.id)}
+    replays = {stored.turn: stored for stored in view.reader.load_observations(session.id)}
+    fall = cache_fall(exchanges)
+    return {
+        "session": _summary(
+            view, summary, exchanges[-1] if exchanges else None, tokens, parent.name if parent else None
+        )
+        | {
+            "created_at": session.created_at,
+            "client_id": session.client_id,
+            "attention": attention_state(view.reader, session.id, view.settings),
+            "cache_fall": str(fall) if fall else None,
+            "reasoning_removed": sum(row.transformations for row in exchanges),
+        },
+        "turns": _turns(view, exchanges, tokens, jobs, replays),
+    }
+
+
+def _turns(
+    view: View,
+    exchanges: Sequence[ExchangeRow],
+    tokens: Mapping[int, Tokens],
+    jobs: Mapping[int, JobRow],
+    replays: Mapping[int, StoredObservation],
+) -> list[Value]:
+    found = []
+    for turn, members in groupby(sorted(exchanges, key=lambda row: (row.turn, row.id)), key=lambda row: row.turn):
+        rows = list(members)
+        own = [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+        last = own[-1]
+        found.append(
+            {
+                "turn": turn,
+                "started_at": rows[0].started_at,
+                "boundary": own[0].boundary,
+                "reason": own[0].reason,
+                "requests": len(rows),
+                "running": any(is_running(view, row) for row in rows),
+                "blocks": last.blocks_total,
+                "blocks_left_out": last.blocks_left_out,
+                "tokens_full": tokens[last.id].full,
+                "tokens_sent": tokens[last.id].sent,
+                "input_tokens": _sum(row.input_tokens for row in rows),
+                "cached_tokens": _sum(row.cached_tokens for row in rows),
+                "output_tokens": _sum(row.output_tokens for row in rows),
+                "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),
+                "errors": sum(row.error is not None or (row.status or 200) >= 400 for row in rows),
+                "replay": replay_line(jobs.get(turn), replays.get(turn)),
+            }
+        )
+    return found
+
+
+def _summary(
+    view: View, row: SessionSummary, last: ExchangeRow | None, tokens: Mapping[int, Tokens], parent: str | None
+) -> Value:
+    session = row.session
+    latest = tokens[last.id] if last is not None else Tokens(0, 0)
+    return {
+        "name": session.name,
+        "title": session.title,
+        "kind": session.kind,
+        "client": session.client,
+        "model": session.model,
+        "upstream": session.upstream,
+        "dialect": session.dialect,
+        "parent": parent,
+        "turns": session.turns,
+        "requests": row.exchanges,
+        "last_active_at": session.last_active_at,
+        "state": state_of(view.settings, session),
+        "state_reason": session.state_reason,
+        "cache": _cache(view, session, last),
+        "cold_at": session.last_active_at + view.settings.idle_after,
+        "tokens_full": latest.full,
+        "tokens_sent": latest.sent,
+        "blocks_left_out": row.blocks_left_out,
+        "input_tokens": row.input_tokens,
+        "cached_tokens": row.cached_tokens,
+    }
+
+
+def state_of(settings: Settings, session: SessionRow) -> str:
+    """`observe`: the mode is off, selections are recorded and not sent."""
+    if session.state != "normal":
+        return session.state
+    return "observe" if settings.mode == "off" else "normal"
+
+
+def _cache(view: View, session: SessionRow, last: ExchangeRow | None) -> str:
+    """What is believed of the provider's cache: `running` while a request is under way, then `warm` until cold_at."""
+    if last is not None and is_running(view, last):
+        return "running"
+    return "warm" if view.now < session.last_active_at + view.settings.idle_after else "cold"
+
+
+def is_running(view: View, row: ExchangeRow) -> bool:
+    return row.ending == "running" and row.started_at >= view.started_at
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """None when nothing was reported."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,111 @@
+"""One turn: its requests, what was decided at its beginning, and the selection that was in force."""
+
+from graphstore.records import ExchangeRow, SelectionRow, SessionRow
+from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
+from proxy.dry_run import dry_run, graph_of
+from proxy.inspector.selections import show_selection
+from proxy.inspector.sessions import Value, View, is_running
+
+
+class UnknownTurn(LookupError):
+    """The session has no such turn."""
+
+
+def show_turn(view: View, session: SessionRow, turn: int) -> Value:
+    """Raises `UnknownTurn`."""
+    exchanges = view.reader.session_exchanges(session.id)
+    rows = [row for row in exchanges if row.turn == turn]
+    if not rows:
+        known = sorted({row.turn for row in exchanges})
+        listed = f"it has turns {known[0]} to {known[-1]}" if known else "it has none yet"
+        raise UnknownTurn(f"{session.name} has no turn {turn}: {listed}")
+    tokens = exchange_tokens(view.reader, rows)
+    own = [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+    selection = _in_force(view, own)
+    return {
+        "session": session.name,
+        "turn": turn,
+        "turns": sorted({row.turn for row in exchanges}),
+        "boundary": own[0].boundary,
+        "reason": own[0].reason,
+        "facts": {
+            "mode": view.settings.mode,
+            "outcome": own[0].outcome,
+            "idle_s": own[0].idle_s,
+            "idle_after_s": view.settings.idle_after,
+            "history_blocks": own[0].blocks_total,
+            "history_chars": own[0].chars_total,
+        },
+        "requests": [_request(view, row, tokens[row.id]) for row in rows],
+        "selection": _selection(view, session, selection) if selection is not None else None,
+        "selected_here": selection is not None and selection.turn == turn,
+    }
+
+
+def show_what_if(view: View, session: SessionRow, query: str) -> Value:
+    """What would be kept if this request came now, beside what is sent at present."""
+    blocks = {block.ordinal: block for block, _ in view.reader.load_blocks(session.id)}
+    made, graph = dry_run(view.reader, session, view.settings, query, blocks)
+    present = view.reader.load_selection(session.selection_id) if session.selection_id is not None else None
+    tokens = view.reader.block_tokens(session.id)
+    return {
+        "session": session.name,
+        "query": query,
+        "compared_with": f"the selection of turn {present.turn}" if present is not None else "the full history",
+        "selection": show_selection(made, present, blocks, tokens, graph),
+    }
+
+
+def _in_force(view: View, rows: list[ExchangeRow]) -> SelectionRow | None:
+    """What the last request of the turn was sent by, or what mode `off` recorded in it."""
+    last = next((row.selection_id for row in reversed(rows) if row.selection_id is not None), None)
+    if last is not None:
+        return view.reader.load_selection(last)
+    return next((made for row in reversed(rows) if (made := selection_of(view.reader, row.id))), None)
+
+
+def _selection(view: View, session: SessionRow, selection: SelectionRow) -> Value:
+    blocks = {block.ordinal: block for block, _ in view.reader.load_blocks(session.id)}
+    former = selection_before(view.reader, selection)
+    tokens = view.reader.block_tokens(session.id)
+    return show_selection(selection, former, blocks, tokens, graph_of(view.reader, selection, view.settings)) | {
+        "former_turn": former.turn if former is not None else None
+    }
+
+
+def _request(view: View, row: ExchangeRow, tokens: Tokens) -> Value:
+    return {
+        "id": row.id,
+        "step": row.step,
+        "started_at": row.started_at,
+        "outcome": row.outcome,
+        "boundary": row.boundary,
+        "reason": row.reason,
+        "model": row.model,
+        "path": row.path,
+        "stream": row.stream,
+        "running": is_running(view, row),
+        "messages": row.messages_total,
+        "messages_sent": row.messages_sent,
+        "blocks": row.blocks_total,
+        "blocks_left_out": row.blocks_left_out,
+        "tokens_full": tokens.full,
+        "tokens_sent": tokens.sent,
+        "bytes": row.bytes_total,
+        "bytes_sent": row.bytes_sent,
+        "prefix_messages": row.prefix_messages,
+        "prefix_bytes": row.prefix_bytes,
+        "input_tokens": row.input_tokens,
+        "cached_tokens": row.cached_tokens,
+        "cache_write_tokens": row.cache_write_tokens,
+        "output_tokens": row.output_tokens,
+        "reasoning_tokens": row.reasoning_tokens,
+        "usage": row.usage,
+        "first_byte_s": row.first_byte_at - row.started_at if row.first_byte_at is not None else None,
+        "seconds": row.ended_at - row.started_at if row.ended_at is not None else None,
+        "status": row.status,
+        "ending": row.ending,
+        "resent": row.fell_back,
+        "reasoning_removed": row.transformations,
+        "error": row.error,
+    }

@@ -1,0 +1,154 @@
+"""What each request cost, by the provider's own counts, beside what the untouched history would have cost. Pure.
+
+What was sent is counted, by the provider. What was not sent is an estimate, in two parts: its size (our tokens, at the
+rate at which this provider counts the session's untouched requests) and how much of it the cache would have served
+(nothing after a pause of `idle_after`, otherwise the share that it serves of this session's warm requests).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import median
+from typing import Annotated
+
+import msgspec
+
+from graphstore.records import ExchangeRow
+from graphstore.store.report import Tokens
+
+MILLION = 1_000_000
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a million tokens. `cached`: read from the cache, `write`: written to it; None: as `input`."""
+
+    input: Annotated[float, msgspec.Meta(ge=0)]
+    output: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    cached: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    write: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+    def cost(self, *, uncached: float, cached: float, written: float, output: float) -> float:
+        read = self.input if self.cached is None else self.cached
+        write = self.input if self.write is None else self.write
+        return (uncached * self.input + cached * read + written * write + output * self.output) / MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One exchange whose usage the provider reported. Tokens are the provider's; `untouched_*` are estimates.
+
+    `cost` and `untouched_cost` are None where no price is known.
+    """
+
+    exchange: ExchangeRow
+    input: int
+    cached: int
+    written: int
+    output: int
+    untouched_input: float
+    untouched_cached: float
+    cost: float | None
+    untouched_cost: float | None
+
+
+def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
+    """By the first pattern that fits (`gpt-5*`), in the order of the settings."""
+    return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+
+
+def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens]) -> float:
+    """How many tokens this provider counts for one of ours: by the session's untouched requests, else 1.
+
+    A request of which little was sent would not do: what each costs beside its words would be multiplied.
+    """
+    whole = [row for row in exchanges if row.input_tokens and row.messages_sent == row.messages_total]
+    ours = sum(tokens[row.id].sent for row in whole)
+    return sum(row.input_tokens or 0 for row in whole) / ours if ours else 1.0
+
+
+def entries(
+    exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens], prices: Mapping[str, Price], idle_after_s: float
+) -> list[Entry]:
+    """The exchanges of one session in order; those without usage are left away."""
+    rate = provider_tokens_per_ours(exchanges, tokens)
+    share = _cache_share(exchanges, idle_after_s)
+    found: list[Entry] = []
+    for row in exchanges:
+        if row.input_tokens is None:
+            continue
+        before = found[-1] if found else None
+        left_out = (tokens[row.id].full - tokens[row.id].sent) * rate
+        untouched = row.input_tokens + left_out
+        cached = min(row.cached_tokens or 0, row.input_tokens)
+        untouched_cached: float = cached
+        if left_out or (before is not None and before.untouched_input > before.input):
+            warm = before is not None and _is_warm(before.exchange, row, idle_after_s)
+            untouched_cached = min(untouched, share * before.untouched_input) if warm and before is not None else 0.0
+        found.append(_entry(row, cached, untouched, untouched_cached, price_of(row.model, prices)))
+    return found
+
+
+def _entry(row: ExchangeRow, cached: int, untouched: float, untouched_cached: float, price: Price | None) -> Entry:
+    given, output = row.input_tokens or 0, row.output_tokens or 0
+    written = min(row.cache_write_tokens or 0, given - cached)
+    cost = untouched_cost = None
+    if price is not None:
+        cost = price.cost(uncached=given - cached - written, cached=cached, written=written, output=output)
+        fresh = untouched - untouched_cached
+        fresh_written = fresh * written / (given - cached) if given > cached else 0.0
+        untouched_cost = price.cost(
+            uncached=fresh - fresh_written, cached=untouched_cached, written=fresh_written, output=output
+        )
+    return Entry(row, given, cached, written, output, untouched, untouched_cached, cost, untouched_cost)
+
+
+def _is_warm(before: ExchangeRow, row: ExchangeRow, idle_after_s: float) -> bool:
+    return row.started_at - (before.ended_at or before.started_at) < idle_after_s
+
+
+def _cache_share(exchanges: Iterable[ExchangeRow], idle_after_s: float) -> float:
+    """Share of the request before that the cache serves of a warm one; what it serves is taken to be all of it as long
+    as nothing else has been seen, so that a saving is never made of ignorance. 0: the provider reports no cache."""
+    shares, reports, before = [], False, None
+    for row in exchanges:
+        if row.input_tokens is None:
+            continue
+        reports = reports or row.cached_tokens is not None
+        same = before is not None and before.selection_id == row.selection_id and not before.fell_back
+        if before is not None and same and before.input_tokens and _is_warm(before, row, idle_after_s):
+            shares.append(min(1.0, (row.cached_tokens or 0) / before.input_tokens))
+        before = row
+    return median(shares) if shares and reports else float(reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over entries. `saved` is signed: a rewrite of a warm cache costs."""
+
+    requests: int = 0
+    input: int = 0
+    cached: int = 0
+    written: int = 0
+    output: int = 0
+    untouched_input: float = 0.0
+    untouched_cached: float = 0.0
+    priced: int = 0  # requests whose model has a price
+    cost: float = 0.0
+    untouched_cost: float = 0.0
+
+
+def total(found: Iterable[Entry]) -> Totals:
+    rows = list(found)
+    priced = [row for row in rows if row.cost is not None]
+    return Totals(
+        requests=len(rows),
+        input=sum(row.input for row in rows),
+        cached=sum(row.cached for row in rows),
+        written=sum(row.written for row in rows),
+        output=sum(row.output for row in rows),
+        untouched_input=sum(row.untouched_input for row in rows),
+        untouched_cached=sum(row.untouched_cached for row in rows),
+        priced=len(priced),
+        cost=sum(row.cost or 0.0 for row in priced),
+        untouched_cost=sum(row.untouched_cost or 0.0 for row in priced),
+    )
