@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -28,11 +29,13 @@ class RunningProxy:
 
 
 @asynccontextmanager
-async def running_proxy(settings: Settings, conversations: Conversations | None = None) -> AsyncIterator[RunningProxy]:
+async def running_proxy(
+    settings: Settings, conversations: Conversations | None = None, *, clock: Callable[[], float] = time.time
+) -> AsyncIterator[RunningProxy]:
     """Serve on a free port. At the end, open streams get `should_exit`, and whatever is left is cancelled."""
     listener = bind("127.0.0.1", 0)
     settings = msgspec.structs.replace(settings, port=listener.getsockname()[1])
-    async with open_app(settings, conversations) as app:
+    async with open_app(settings, conversations, clock) as app:
         server = _TestServer(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

@@ -1,0 +1,130 @@
+// One session: how it stands, its map, its turns.
+
+import { get, now, path } from "../api.js";
+import { bar, facts, fill, h, table } from "../dom.js";
+import { duration, moment, number, plural, share, small } from "../format.js";
+import { MapData, SessionMap } from "../map.js";
+
+export async function open(root, name) {
+  const at = path(name);
+  const head = h("div");
+  const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a block, or walk with the arrow keys.");
+  const turns = h("section");
+  let graph = { rule: "", u: new Map(), stale: new Set(), count: new Map() };
+  let data = null;
+
+  const map = new SessionMap({
+    told: (place) => fill(told, place ? describe(name, data, graph, place, map) : "Point at a block, or walk with the arrow keys."),
+    opened: (ordinal) => { location.hash = `#/session/${at}/block/${ordinal}`; },
+  });
+  const button = (text, label, press) => h("button", { type: "button", "aria-label": label, onclick: press }, text);
+  fill(root, head,
+    h("section", { class: "card" },
+      h("div", { class: "row" }, h("h2", {}, "Map"), legend(),
+        h("span", { class: "buttons" },
+          button("+", "Zoom in", () => map.zoomBy(1.6)), button("−", "Zoom out", () => map.zoomBy(1 / 1.6)), button("fit", "Zoom to fit", () => map.fit()))),
+      map.element, told,
+      h("p", { id: "map-keys", class: "quiet" }, "Arrow keys walk through blocks and turns, Enter opens a block, + and − zoom, 0 fits. Ctrl with the wheel zooms.")),
+    turns);
+
+  let seen = "";
+  let drawn = "";
+
+  async function refresh() {
+    const answer = await get(`sessions/${at}`);
+    if (JSON.stringify(answer) === seen) return;
+    seen = JSON.stringify(answer);
+    fill(head, top(answer.session));
+    fill(turns, h("h2", {}, "Turns"), lines(name, answer.turns));
+    tick();
+    const [blocks, known] = await Promise.all([get(`sessions/${at}/map`), get(`sessions/${at}/graph`)]);
+    if (JSON.stringify([blocks, known]) === drawn) return;
+    drawn = JSON.stringify([blocks, known]);
+    data = new MapData(blocks);
+    graph = {
+      rule: known.rule,
+      u: new Map(known.nodes.ordinal.map((ordinal, i) => [ordinal, known.nodes.u[i]])),
+      stale: new Set(known.nodes.stale),
+    };
+    map.show(data);
+    map.connect(known.edges);
+  }
+
+  function tick() {
+    const cell = head.querySelector("[data-cold-at]");
+    if (!cell) return;
+    const left = Number(cell.dataset.coldAt) - now();
+    cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
+    cell.className = `state ${left > 0 ? "warm" : "cold"}`;
+  }
+
+  await refresh();
+  return { refresh, tick, close: () => map.close(), shown: () => map.layout() };
+}
+
+function top(session) {
+  const removed = session.reasoning_removed;
+  return [
+    h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", session.name),
+    h("h1", { tabindex: "-1" }, session.title || session.name),
+    session.state !== "normal" && h("p", { class: "notice bad" }, `${session.state}: ${session.state_reason ?? "the mode is off: selections are recorded and not sent"}`),
+    session.cache_fall && h("p", { class: "notice bad" }, session.cache_fall),
+    removed > 0 && h("p", { class: "notice" }, `The provider removed ${plural(removed, "reasoning item")} whose history had changed.`),
+    facts([
+      ["client", session.client], ["model", session.model], ["upstream", session.upstream],
+      ["turns", `${number(session.turns)}, ${plural(session.requests, "request")}`],
+      ["last active", moment(session.last_active_at)],
+      ["provider's cache", session.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { "data-cold-at": session.cold_at })],
+      ["latest request", `${number(session.tokens_sent)} of ${number(session.tokens_full)} tokens sent`],
+      ["cached share", share(session.cached_tokens, session.input_tokens)],
+      ["branch of", session.parent && h("a", { href: `#/session/${path(session.parent)}` }, session.parent)],
+    ]),
+    h("p", { class: "quiet" }, session.attention),
+    h("p", {}, h("a", { class: "button", href: `#/session/${path(session.name)}/what-if` }, "What would be sent if I asked …?")),
+  ];
+}
+
+function lines(name, turns) {
+  const newest = [...turns].reverse();
+  return table("Turns, the newest first", [
+    { name: "turn", cell: (row) => h("a", { href: `#/session/${path(name)}/turn/${row.turn}`, "data-key": `turn ${row.turn}` }, `turn ${row.turn}`) },
+    { name: "began", cell: (row) => moment(row.started_at) },
+    { name: "boundary", cell: (row) => [row.running && h("span", { class: "state running" }, "running"), row.boundary === "cold" ? h("span", { class: "state cold" }, "cold") : row.boundary === "warm" ? "warm" : "left alone", h("span", { class: "quiet below" }, row.reason)] },
+    { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: (row) => [
+      `${number(row.tokens_sent)} of ${number(row.tokens_full)}`,
+      bar("tokens", [{ name: "sent", value: row.tokens_sent, text: number(row.tokens_sent), tone: "sent" }, { name: "left out", value: row.tokens_full - row.tokens_sent, text: number(row.tokens_full - row.tokens_sent), tone: "out" }], row.tokens_full)] },
+    { name: "left out", right: true, cell: (row) => (row.blocks_left_out ? `${number(row.blocks_left_out)} of ${plural(row.blocks, "block")}` : "nothing") },
+    { name: "requests", right: true, cell: (row) => [number(row.requests), row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
+    { name: "input", right: true, title: "input tokens by the provider", cell: (row) => number(row.input_tokens) },
+    { name: "cached", right: true, cell: (row) => share(row.cached_tokens, row.input_tokens) },
+    { name: "attention", cell: (row) => h("span", { class: "quiet" }, row.replay ?? "–") },
+  ], newest, { step: 100, key: (row) => row.turn });
+}
+
+function legend() {
+  const item = (tone, text) => h("span", { class: "legend" }, h("i", { class: tone }), text);
+  return h("p", { class: "legends" }, "width: tokens ", h("span", { class: "legend" }, h("i", { class: "ramp" }), "attention a token"),
+    item("unseen", "not observed"), item("line-user", "user"), item("line-edit", "edit"), item("line-pin", "pinned"),
+    item("sent", "sent"), item("out", "left out"), item("arc", "it uses"), item("arc-back", "uses it"));
+}
+
+function describe(name, data, graph, place, map) {
+  const row = data.rows[place.row];
+  const index = row.indexes[place.place];
+  const ordinal = data.ordinals[index];
+  const density = row.density.get(index);
+  const u = graph.u.get(ordinal);
+  const uses = map.edges.supports.get(ordinal) ?? [];
+  const used = map.edges.dependents.get(ordinal) ?? [];
+  const listed = (ordinals) => ordinals.slice(0, 6).join(", ") + (ordinals.length > 6 ? " …" : "");
+  return [
+    h("a", { href: `#/session/${path(name)}/block/${ordinal}` }, `Block ${ordinal}`),
+    ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(data.tokens[index], "token")} · `,
+    density === undefined ? "not observed in this turn" : `density ${small(density)}`,
+    u === undefined ? "" : ` · u ${small(u)}${graph.stale.has(ordinal) ? ", stale" : ""}`,
+    ` · ${row.out.has(index) ? "left out" : "sent"}`,
+    data.marks[index] ? ` · ${data.marks[index] === "pin" ? "pinned" : "muted"}` : "",
+    uses.length ? ` · uses ${listed(uses)}` : "", used.length ? ` · used by ${listed(used)}` : "",
+    h("span", { class: "below label" }, data.labels[index]),
+  ];
+}

@@ -1,0 +1,28 @@
+// What would be kept if this request came now? A dry run: nothing is sent and nothing stored.
+
+import { path, post } from "../api.js";
+import { fill, h } from "../dom.js";
+import { selectionView } from "../selection_table.js";
+
+export async function open(root, name) {
+  const result = h("div", { "aria-live": "polite" });
+  const query = h("textarea", { id: "query", rows: "4", maxlength: "200000", placeholder: "Fix the failing test in src/parser.py" });
+  async function ask(event) {
+    event.preventDefault();
+    try {
+      const answer = await post(`sessions/${path(name)}/what-if`, { query: query.value });
+      fill(result, h("section", { class: "card" }, h("h2", {}, "What would be kept"), selectionView(name, answer.selection, `${answer.compared_with} that is sent at present`)));
+    } catch (error) {
+      fill(result, h("p", { class: "bad", role: "alert" }, error.message));
+    }
+  }
+  query.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event); });
+  fill(root,
+    h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", h("a", { href: `#/session/${path(name)}` }, name), " / what if"),
+    h("h1", { tabindex: "-1" }, "What if I asked …"),
+    h("form", { class: "card", onsubmit: ask },
+      h("label", { for: "query" }, "Request"), query,
+      h("p", { class: "quiet" }, "As if it came now, after a pause, with the history and the last answer. Nothing is sent, nothing is stored."),
+      h("button", { type: "submit" }, "Select")),
+    result);
+}
