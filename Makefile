@@ -8,17 +8,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPED := -p tests.fakes -p tests.agents -p tests.meta
 
-.PHONY: serve test agents attention models bench bench-attention lint format types check clean
+.PHONY: serve test agents browser attention models bench bench-attention lint format types check clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
 
-test: $(VENV)/.installed-dev agents models
+test: $(VENV)/.installed-dev agents models browser
 	$(BIN)/pytest $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python scripts/bench_selection.py
 	$(BIN)/python scripts/bench_proxy.py
+	$(BIN)/python scripts/bench_inspector.py
 
 bench-attention: $(VENV)/.installed-attention
 	$(BIN)/python scripts/bench_attention.py $(ARGS)
@@ -51,6 +52,11 @@ agents:
 	@echo "make: fetching the pinned agents into .agents"
 	npm install --prefix .agents --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
+
+# The inspector's tests drive the machine's own Chromium: without one they are skipped.
+browser: $(VENV)/.installed-dev
+	@$(BIN)/python -c 'from tests import browser; why = browser.why_absent(); \
+	    why and print("make: tests in a browser will be skipped:", why)'
 
 # Libraries of the local model: large. Where they cannot be had the proxy works without, and says so.
 attention: $(VENV)/.installed

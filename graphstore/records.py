@@ -221,6 +221,24 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """A finished replay as people see it; what it measured of each block is in `evidence.StoredObservation`."""
+
+    turn: int
+    since_turn: int
+    created_at: float
+    model: str
+    tokens: int
+    tokens_computed: int
+    rows: int
+    seconds: float
+    blocks: int
+    edges: int
+    unobserved: tuple[int, ...]
+    replaced: tuple[int, ...]  # blocks that the stale rule held for
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """What the replay worker last said of itself. `problem` is a sentence with a remedy, None when all is well."""
 

@@ -23,7 +23,7 @@ from proxy.settings import Settings
 
 def graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> ContextGraph:
     """The graph that this selection went by: of the replays that had been stored by then, under its rule."""
-    stored = reader.load_observations(selection.session_id)
+    stored = reader.load_replays(selection.session_id)
     until = max((o.turn for o in stored if o.created_at <= selection.created_at), default=0)
     rule = rule_of_selection(selection)
     return reader.derived_graph(selection.session_id, rule, parameters_of(settings), until_turn=until)

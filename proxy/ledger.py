@@ -19,13 +19,16 @@ from graphstore.store.report import Tokens
 MILLION = 1_000_000
 
 
+Money = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # more than any model costs in any currency; never infinite
+
+
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a million tokens. `cached`: read from the cache, `write`: written to it; None: as `input`."""
 
-    input: Annotated[float, msgspec.Meta(ge=0)]
-    output: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    cached: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    write: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    input: Money
+    output: Money = 0.0
+    cached: Money | None = None
+    write: Money | None = None
 
     def cost(self, *, uncached: float, cached: float, written: float, output: float) -> float:
         read = self.input if self.cached is None else self.cached

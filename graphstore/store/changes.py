@@ -30,4 +30,4 @@ class Changes:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
-                self._connection = None
+                self._connection = self._seen = None  # versions of two connections cannot be compared

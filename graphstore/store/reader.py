@@ -33,6 +33,7 @@ from graphstore.records import (
     JobRow,
     Mark,
     NodeState,
+    ReplayRow,
     SelectionRow,
     SessionRow,
     VerdictRow,
@@ -265,6 +266,11 @@ class Reader:
         """The session's own observations in order of turns."""
         with self.snapshot() as db:
             return replays.load_observations(db, session_id)
+
+    def load_replays(self, session_id: int) -> list[ReplayRow]:
+        """The same without what was measured of each block: quick, however long the session."""
+        with self.snapshot() as db:
+            return replays.load_replays(db, session_id)
 
     def load_jobs(self, session_id: int) -> list[JobRow]:
         with self.snapshot() as db:

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from graphstore.evidence import RULES, Rule, StoredObservation, derive, observation_of, restricted
 from graphstore.graph import ContextGraph
 from graphstore.parameters import Parameters
-from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, WorkerStatus
+from graphstore.records import EdgeRow, Fork, JobRow, NodeState, ReplayRequest, ReplayRow, WorkerStatus
 from graphstore.replays import EDGE_MASS_MIN, BlockReading, LayerReading, Replay, ReplayJob, RowGroup
 from graphstore.scoring import replaced
 from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explained, is_owned, writer_engine
@@ -151,6 +151,32 @@ def load_observations(db: Connection, session_id: int, *, until_turn: int | None
     if until_turn is not None:
         query = query.where(observations.c.turn <= until_turn)
     return [_stored(db, row) for row in db.execute(query).mappings().all()]
+
+
+def load_replays(db: Connection, session_id: int) -> list[ReplayRow]:
+    """A session's own replays in order of turns, without what they measured of each block."""
+    c = observations.c
+    of_blocks = select(func.count()).where(observation_blocks.c.observation_id == c.id).scalar_subquery()
+    of_edges = select(func.count()).where(observation_edges.c.observation_id == c.id).scalar_subquery()
+    query = select(
+        c.turn, c.since_turn, c.created_at, c.model, c.tokens, c.tokens_computed, c.rows, c.seconds,
+        of_blocks.label("blocks"), of_edges.label("edges"), c.unobserved,
+    )  # fmt: skip
+    found = db.execute(query.where(c.session_id == session_id).order_by(c.turn)).mappings().all()
+    of_stale = select(c.turn, observation_blocks.c.ordinal).join(
+        observation_blocks, observation_blocks.c.observation_id == c.id
+    )
+    stale: dict[int, list[int]] = {}
+    for turn, ordinal in db.execute(of_stale.where(c.session_id == session_id, observation_blocks.c.replaced)):
+        stale.setdefault(turn, []).append(ordinal)
+    return [
+        ReplayRow(
+            **{name: value for name, value in row.items() if name != "unobserved"},
+            unobserved=tuple(json.loads(row["unobserved"])),
+            replaced=tuple(sorted(stale.get(row["turn"], ()))),
+        )
+        for row in found
+    ]
 
 
 def derive_session(

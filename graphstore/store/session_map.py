@@ -70,6 +70,15 @@ class SessionMap:
 
 
 def session_map(reader: Reader, session_id: int) -> SessionMap:
+    return SessionMap(_blocks(reader, session_id), _rows(reader, session_id, _densities(reader, session_id)))
+
+
+def turns_of(reader: Reader, session_id: int) -> tuple[MapRow, ...]:
+    """The rows of the map without attention: which blocks stood in each turn, and which were left out."""
+    return _rows(reader, session_id, {})
+
+
+def _rows(reader: Reader, session_id: int, densities: Mapping[int, Mapping[int, float]]) -> tuple[MapRow, ...]:
     exchanges = [row for row in reader.session_exchanges(session_id) if row.outcome not in ("side", "opaque")]
     last = {row.turn: row for row in exchanges if row.head_node_id is not None}
     cold = {row.turn: row.reason for row in reversed(exchanges) if row.boundary == "cold"}
@@ -77,8 +86,7 @@ def session_map(reader: Reader, session_id: int) -> SessionMap:
         paths = load_paths(db, (row.head_node_id for row in last.values() if row.head_node_id is not None))
     standing = _standing(reader.block_ordinals(session_id), paths)
     gone: dict[tuple[int | None, int], frozenset[int]] = {}  # a selection holds for many turns
-    densities = _densities(reader, session_id)
-    rows = tuple(
+    return tuple(
         MapRow(
             turn=turn,
             started_at=row.started_at,
@@ -89,7 +97,6 @@ def session_map(reader: Reader, session_id: int) -> SessionMap:
         )
         for turn, row in sorted(last.items())
     )
-    return SessionMap(_blocks(reader, session_id), rows)
 
 
 def _blocks(reader: Reader, session_id: int) -> dict[int, MapBlock]:

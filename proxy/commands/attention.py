@@ -3,9 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule, StoredObservation
-from graphstore.records import JobRow
-from graphstore.replays import Replay
+from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
+from graphstore.records import JobRow, ReplayRow
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
 from proxy.attention import DIED_OTHERWISE, how_it_died, why_none
@@ -24,11 +23,11 @@ def signals(rule: Rule) -> str:
 
 def attention_state(reader: Reader, session_id: int, settings: Settings) -> str:
     """One line: what has observed this session; or that nothing has, and why as far as the archive knows."""
-    observed = reader.load_observations(session_id)
+    observed = reader.load_replays(session_id)
     if observed:
         last = observed[-1]
         return (
-            f"attention: {count(len(observed), 'replay')} by {short(plain(last.replay.model), MODEL_CHARS)}, "
+            f"attention: {count(len(observed), 'replay')} by {short(plain(last.model), MODEL_CHARS)}, "
             f"the last of turn {last.turn}"
         )
     if reader.last_observed(session_id) is not None:
@@ -55,17 +54,16 @@ def _why_none(reader: Reader, session_id: int, settings: Settings) -> str:
     return "no turn of it has ended yet"
 
 
-def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | None:
+def replay_line(job: JobRow | None, replay: ReplayRow | None) -> str | None:
     """One line on the replay of a turn; None when there never was a job for it."""
-    if stored is not None:
-        replay = stored.replay
-        since = f" (turns {stored.since_turn} to {stored.turn})" if stored.since_turn < stored.turn else ""
+    if replay is not None:
+        since = f" (turns {replay.since_turn} to {replay.turn})" if replay.since_turn < replay.turn else ""
         missing = f", {_unobserved(replay)}" if replay.unobserved else ""
-        stale = f", stale: {_named(stored.replaced)}" if stored.replaced else ""
+        stale = f", stale: {_named(replay.replaced)}" if replay.replaced else ""
         return (
-            f"replay{since}: {count(len(replay.blocks), 'block')} in {number(replay.tokens)} tokens "
+            f"replay{since}: {count(replay.blocks, 'block')} in {number(replay.tokens)} tokens "
             f"({number(replay.tokens_computed)} computed in {duration(replay.seconds)}), {replay.rows} rows, "
-            f"{count(len(replay.edges), 'edge')}{missing}{stale}"
+            f"{count(replay.edges, 'edge')}{missing}{stale}"
         )
     if job is None:
         return None
@@ -83,7 +81,7 @@ def replay_line(job: JobRow | None, stored: StoredObservation | None) -> str | N
             return None
 
 
-def _unobserved(replay: Replay) -> str:
+def _unobserved(replay: ReplayRow) -> str:
     """What a context that was too long lost, oldest first; a replay that saw nothing else says what would help."""
     lost = f"{count(len(replay.unobserved), 'block')} did not fit: {_named(replay.unobserved)}"
     return lost if replay.blocks else f"{lost} (raise attention_max_tokens, or choose a model that takes longer ones)"

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         exchanges = reader.session_exchanges(session.id)
         _print_head(reader, session, exchanges, settings)
         jobs = {job.turn: job for job in reader.load_jobs(session.id)}
-        replays = {stored.turn: stored for stored in reader.load_observations(session.id)}
+        replays = {replay.turn: replay for replay in reader.load_replays(session.id)}
         tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:

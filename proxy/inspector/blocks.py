@@ -3,7 +3,7 @@
 from graphstore.records import BlockRow, SessionRow
 from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import block_readings, latest_selection
-from graphstore.store.session_map import session_map
+from graphstore.store.session_map import turns_of
 from proxy.conversations import parameters_of, rule_of
 from proxy.dialects import DIALECTS
 from proxy.inspector.maps import runs
@@ -21,7 +21,7 @@ def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
     node = next((node for node in nodes if node.ordinal == ordinal), None)
     latest = latest_selection(reader, session.id)
     verdict = next((v for v in latest.verdicts if v.ordinal == ordinal), None) if latest is not None else None
-    rows = [row for row in session_map(reader, session.id).rows if ordinal in row.blocks]
+    rows = [row for row in turns_of(reader, session.id) if ordinal in row.blocks]
     return {
         "session": session.name,
         "ordinal": ordinal,

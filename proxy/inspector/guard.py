@@ -5,8 +5,12 @@ History is text that strangers wrote. The page shows it as text; these headers s
 
 import hmac
 from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.errors import render_error
@@ -40,13 +44,23 @@ class Guard:
             await send(message)
 
         refusal = why_refused(scope["method"], Headers(scope=scope), self._token)
-        if refusal is None:
-            await self._app(scope, receive, send_guarded)
+        if refusal is not None:
+            await _answer(send_guarded, 403, "not_same_origin", refusal)
             return
-        body = render_error(refusal, code="not_same_origin")
-        head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send_guarded({"type": "http.response.start", "status": 403, "headers": head})
-        await send({"type": "http.response.body", "body": body})
+        try:
+            await self._app(scope, receive, send_guarded)
+        except HTTPException as error:  # no such file, or a method that a route does not take: answered outside of us
+            status = HTTPStatus(error.status_code)
+            message = f"{scope['method']} {scope['path']!r}: {status.phrase}."
+            await _answer(send_guarded, status, status.name.lower(), message, error.headers or {})
+
+
+async def _answer(
+    send: Send, status: int, code: str, message: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    response = Response(render_error(message, code=code), status, dict(headers), "application/json")
+    await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
 def why_refused(method: str, headers: Headers, token: str) -> str | None:

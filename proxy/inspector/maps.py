@@ -12,7 +12,8 @@ from graphstore.store.session_map import session_map
 from proxy.conversations import parameters_of, rule_of
 from proxy.inspector.sessions import Value, View
 
-DIGITS = 5  # of a density or a weight: more than any screen shows
+DIGITS = 5  # of a weight: more than any screen shows
+PLACES = 7  # of a density: a token in a context of a million gets 1e-6 on average
 
 
 def show_map(view: View, session: SessionRow) -> Value:
@@ -35,7 +36,7 @@ def show_map(view: View, session: SessionRow) -> Value:
                 "reason": row.reason,
                 "blocks": runs(row.blocks),
                 "left_out": runs(sorted(row.left_out.intersection(row.blocks))),
-                "density": [list(row.density), [_short(value) for value in row.density.values()]],
+                "density": [runs(row.density), [round(value, PLACES) for value in row.density.values()]],
             }
             for row in shown.rows
         ],

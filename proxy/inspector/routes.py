@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ STATIC = Path(__file__).parent / "static"
 THREADS = 2
 QUERY_CHARS_MAX = 200_000  # of a request that somebody tries
 BODY_BYTES_MAX = 4 * QUERY_CHARS_MAX + 1024
-NUMBER_MAX = 1 << 31
+NUMBER_DIGITS = 9  # of a turn, a block or a limit
 
 
 class BadRequest(ValueError):
@@ -75,6 +76,7 @@ class Inspector:
         self._token = secrets.token_urlsafe(24)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inspector")
         self._reader: Reader | None = None
+        self._opening = threading.Lock()
         self.feed = Feed(lambda: Changes(settings.db), self._threads)
 
     def close(self) -> None:
@@ -216,8 +218,9 @@ class Inspector:
         return Response(body, media_type="application/json", headers={"etag": etag, "cache-control": "no-cache"})
 
     def _look(self, look: Callable[[View], Value]) -> bytes:
-        if self._reader is None:
-            self._reader = open_reader(self._settings.db)
+        with self._opening:
+            if self._reader is None:
+                self._reader = open_reader(self._settings.db)
         return msgspec.json.encode(look(View(self._reader, self._settings, self._clock(), self._started_at)))
 
 
@@ -235,7 +238,7 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _as_number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < NUMBER_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS):
         raise BadRequest(f"{name} {text[:40]!r} is no number")
     return int(text)
 

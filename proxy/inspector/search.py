@@ -1,6 +1,8 @@
 """Where in the archived sessions a text stands. Reads every message, the newest session first, for so long."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 from graphstore.store.reader import Reader
 from proxy.dialects import DIALECTS
@@ -25,16 +27,28 @@ def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) 
             fresh = [node for node in block.node_ids if node not in seen]
             seen.update(fresh)
             for raw in reader.node_contents(fresh):
-                text = f"{dialect.message_text(raw)}\n{dialect.call_text(raw)}"
-                if (at := text.casefold().find(needle)) >= 0:
+                text = "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part)
+                if (place := _find(text, needle)) is not None:
                     found.append(
                         {
                             "session": session.name,
                             "title": session.title,
                             "ordinal": block.ordinal,
                             "kind": block.kind,
-                            "excerpt": text[max(0, at - AROUND_CHARS) : at + len(needle) + AROUND_CHARS],
+                            "excerpt": text[max(0, place.start - AROUND_CHARS) : place.stop + AROUND_CHARS],
                         }
                     )
                     break
     return {"found": found, "complete": True, "sessions_read": len(sessions), "sessions": len(sessions)}
+
+
+def _find(text: str, needle: str) -> slice | None:
+    """Where in the text a folded needle stands. Folding may lengthen a text (ß -> ss), and then its places shift."""
+    folded = text.casefold()
+    if (at := folded.find(needle)) < 0:
+        return None
+    end = at + len(needle)
+    if len(folded) == len(text):
+        return slice(at, end)
+    ends = list(accumulate(len(character.casefold()) for character in text))  # of each character, in the folded text
+    return slice(bisect_right(ends, at), bisect_left(ends, end) + 1)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from graphstore.evidence import StoredObservation
-from graphstore.records import ExchangeRow, JobRow, SessionRow
+from graphstore.records import ExchangeRow, JobRow, ReplayRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.report import SessionSummary, Tokens, exchange_tokens, summaries
 from proxy.cache_watch import cache_fall
@@ -55,7 +54,7 @@ def show_session(view: View, session: SessionRow) -> Value:
     )
     parent = view.reader.load_session(session.parent_id) if session.parent_id is not None else None
     jobs = {job.turn: job for job in view.reader.load_jobs(session.id)}
-    replays = {stored.turn: stored for stored in view.reader.load_observations(session.id)}
+    replays = {replay.turn: replay for replay in view.reader.load_replays(session.id)}
     fall = cache_fall(exchanges)
     return {
         "session": _summary(
@@ -77,7 +76,7 @@ def _turns(
     exchanges: Sequence[ExchangeRow],
     tokens: Mapping[int, Tokens],
     jobs: Mapping[int, JobRow],
-    replays: Mapping[int, StoredObservation],
+    replays: Mapping[int, ReplayRow],
 ) -> list[Value]:
     found = []
     for turn, members in groupby(sorted(exchanges, key=lambda row: (row.turn, row.id)), key=lambda row: row.turn):

@@ -30,11 +30,24 @@ def test_agents_have_exact_versions() -> None:
     assert versions and all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())
 
 
-def test_ci_is_make_test_with_the_agents_required() -> None:
+def test_ci_is_make_test_with_everything_required() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    required = "export TEST_AGENTS_REQUIRED=1 TEST_MODELS_REQUIRED=1"
-    assert script.read_text().splitlines()[-2:] == [required, "exec make test"]
+    lines = script.read_text().splitlines()
+    assert "export TEST_AGENTS_REQUIRED=1 TEST_MODELS_REQUIRED=1 TEST_BROWSER_REQUIRED=1" in lines
+    assert lines[-1] == "exec make test"
+
+
+def test_a_required_browser_that_is_absent_fails(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path), "TEST_BROWSER_REQUIRED": "1"}
+    environment.pop("TEST_CHROMIUM", None)
+    test = "tests/inspector/test_page.py::test_an_archive_without_sessions_says_how_to_begin"
+    command = [sys.executable, "-m", "pytest", "-q", test, "-p", "no:cacheprovider"]
+    required = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert required.returncode == 1 and "a browser is required here" in required.stdout
+    del environment["TEST_BROWSER_REQUIRED"]
+    allowed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert allowed.returncode == 0 and "1 skipped" in allowed.stdout and "apt install chromium" in allowed.stdout
 
 
 def test_a_required_agent_that_is_absent_fails(tmp_path: Path) -> None:

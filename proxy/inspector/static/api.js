@@ -16,6 +16,22 @@ export async function get(address) {
   return (await ask(address)).json();
 }
 
+/** One route that is asked again and again: `next()` is its answer, or null when it is the same as before. */
+export class Watched {
+  #text = "";
+
+  constructor(address) {
+    this.address = address;
+  }
+
+  async next() {
+    const text = await (await ask(this.address)).text();
+    if (text === this.#text) return null;
+    this.#text = text;
+    return JSON.parse(text);
+  }
+}
+
 /** A change, or a question too long for an address; carries the token that only this origin can read. */
 export async function post(address, value) {
   const { token, token_header: header } = await self();

@@ -23,39 +23,82 @@ export class MapData {
     this.outlined = blocks.outlined;
     this.marks = blocks.mark;
     this.indexOf = new Map(this.ordinals.map((ordinal, index) => [ordinal, index]));
-    this.most = 0;
-    this.longest = 1;
-    this.rows = answer.rows.map((row) => this.#row(row));
+    this.sums = new Float64Array(this.tokens.length + 1); // tokens of the first so many blocks
+    this.tokens.forEach((tokens, i) => { this.sums[i + 1] = this.sums[i] + Math.max(1, tokens); });
+    this.rows = answer.rows.map((row) => new MapRow(this, row));
+    this.longest = Math.max(1, ...this.rows.map((row) => row.length));
+    this.most = this.rows.reduce((most, row) => Math.max(most, row.most), 0);
   }
 
-  #row(row) {
-    const indexes = [];
-    for (const [first, last] of row.blocks) {
-      for (let ordinal = first; ordinal <= last; ordinal += 1) {
-        const index = this.indexOf.get(ordinal);
-        if (index !== undefined) indexes.push(index);
-      }
+  /** First and last index of every run of numbers; blocks that are not known are left away. */
+  *spans(runs) {
+    for (const [first, last] of runs) {
+      const [from, to] = [this.indexOf.get(first), this.indexOf.get(last)];
+      if (from !== undefined && to !== undefined && to - from === last - first) yield [from, to];
+      else for (let n = first; n <= last; n += 1) if (this.indexOf.has(n)) yield [this.indexOf.get(n), this.indexOf.get(n)];
     }
-    const starts = new Float64Array(indexes.length + 1);
-    indexes.forEach((index, i) => { starts[i + 1] = starts[i] + Math.max(1, this.tokens[index]); });
-    const density = new Map();
-    row.density[0].forEach((ordinal, i) => {
-      const value = row.density[1][i];
-      density.set(this.indexOf.get(ordinal), value);
-      if (value > this.most) this.most = value;
-    });
-    const out = new Set();
-    for (const [first, last] of row.left_out) {
-      for (let ordinal = first; ordinal <= last; ordinal += 1) out.add(this.indexOf.get(ordinal));
-    }
-    this.longest = Math.max(this.longest, starts[indexes.length]);
-    return { turn: row.turn, reason: row.reason, indexes, starts, density, out, places: new Map(indexes.map((v, i) => [v, i])) };
   }
 
   /** 0 to 1 on a cube-root scale, on which small densities can be told apart; null: not observed. */
   strength(row, index) {
-    const value = row.density.get(index);
-    return value === undefined ? null : this.most > 0 ? Math.cbrt(value / this.most) : 0;
+    const value = row.density[index];
+    return Number.isNaN(value) ? null : this.most > 0 ? Math.cbrt(value / this.most) : 0;
+  }
+}
+
+/** One turn. What is needed to draw it is made when it is first drawn. */
+class MapRow {
+  #made = null;
+
+  constructor(data, row) {
+    this.data = data;
+    this.raw = row;
+    this.turn = row.turn;
+    this.reason = row.reason;
+    this.length = 0;
+    for (const [from, to] of data.spans(row.blocks)) this.length += data.sums[to + 1] - data.sums[from];
+    this.most = row.density[1].reduce((most, value) => Math.max(most, value), 0);
+  }
+
+  get indexes() { return this.#parts.indexes; }
+  get starts() { return this.#parts.starts; }
+  get density() { return this.#parts.density; }
+
+  isOut(index) { return this.#parts.out[index] === 1; }
+
+  /** Where a block stands in the row; undefined: it does not. */
+  placeOf(index) {
+    const place = index === undefined ? -1 : this.#parts.places[index];
+    return place < 0 ? undefined : place;
+  }
+
+  get #parts() {
+    return (this.#made ??= this.#make());
+  }
+
+  #make() {
+    const { data, raw } = this;
+    const count = data.tokens.length;
+    const indexes = [];
+    for (const [from, to] of data.spans(raw.blocks)) for (let i = from; i <= to; i += 1) indexes.push(i);
+    const starts = new Float64Array(indexes.length + 1);
+    const places = new Int32Array(count).fill(-1);
+    indexes.forEach((index, i) => {
+      starts[i + 1] = starts[i] + Math.max(1, data.tokens[index]);
+      places[index] = i;
+    });
+    const density = new Float32Array(count).fill(NaN);
+    let next = 0;
+    for (const [first, last] of raw.density[0]) {
+      for (let ordinal = first; ordinal <= last; ordinal += 1) {
+        const index = data.indexOf.get(ordinal);
+        if (index !== undefined) density[index] = raw.density[1][next];
+        next += 1;
+      }
+    }
+    const out = new Uint8Array(count);
+    for (const [from, to] of data.spans(raw.left_out)) out.fill(1, from, to + 1);
+    return { indexes, starts, places, density, out };
   }
 }
 
@@ -209,7 +252,7 @@ export class SessionMap {
         const index = row.indexes[k];
         const value = data.strength(row, index);
         if (value !== null && (best === null || value > best)) best = value;
-        sent ||= !row.out.has(index);
+        sent ||= !row.isOut(index);
         outlined ||= data.outlined[index];
       }
       const width = Math.max(1, end - start - (end - start > 4 ? 1 : 0));
@@ -270,7 +313,7 @@ export class SessionMap {
       pen.strokeStyle = colour;
       pen.setLineDash(dash);
       for (const other of ends.get(ordinal) ?? []) {
-        const end = row.places.get(this.data.indexOf.get(other));
+        const end = row.placeOf(this.data.indexOf.get(other));
         if (end === undefined) continue;
         const [a, b] = [middle(place), middle(end)];
         const rise = Math.min(ARC, 12 + Math.abs(a - b) / 6);
@@ -370,7 +413,7 @@ export class SessionMap {
 
   #find(turn, ordinal) {
     const row = this.data.rows.findIndex((candidate) => candidate.turn === turn);
-    const place = row < 0 ? undefined : this.data.rows[row].places.get(this.data.indexOf.get(ordinal));
+    const place = row < 0 ? undefined : this.data.rows[row].placeOf(this.data.indexOf.get(ordinal));
     return place === undefined ? null : { row, place };
   }
 }

@@ -1,6 +1,6 @@
 // One block: everything it says, as text; where it was sent; what attention it got; pin, mute, copy, download.
 
-import { get, path, post } from "../api.js";
+import { Watched, path, post } from "../api.js";
 import { facts, fill, h, say } from "../dom.js";
 import { number, plural, ranges, small } from "../format.js";
 
@@ -10,13 +10,12 @@ export async function open(root, name, ordinal) {
   const address = `sessions/${path(name)}/blocks/${ordinal}`;
   const head = h("div");
   const text = h("section");
-  let seen = "";
+  const watched = new Watched(address);
   let said = "";
 
   async function refresh() {
-    const block = await get(address);
-    if (JSON.stringify(block) === seen) return;
-    seen = JSON.stringify(block);
+    const block = await watched.next();
+    if (block === null) return;
     fill(head, top(block, mark));
     if (JSON.stringify(block.messages) !== said) fill(text, messages(block)); // what somebody reads stays where it is
     said = JSON.stringify(block.messages);

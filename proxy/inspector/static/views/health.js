@@ -1,16 +1,14 @@
 // Is it well, and if not, what can a person do?
 
-import { get, now, path } from "../api.js";
+import { Watched, now, path } from "../api.js";
 import { facts, fill, h, table } from "../dom.js";
 import { bytes, duration, moment, number, plural } from "../format.js";
 
 export async function open(root) {
-  let seen = "";
+  const watched = new Watched("health");
   async function refresh() {
-    const answer = await get("health");
-    if (JSON.stringify(answer) === seen) return;
-    seen = JSON.stringify(answer);
-    fill(root, page(answer));
+    const answer = await watched.next();
+    if (answer !== null) fill(root, page(answer));
   }
   await refresh();
   return { refresh };

@@ -1,16 +1,14 @@
 // What was saved, in the provider's tokens and, with prices, in money.
 
-import { get, path } from "../api.js";
+import { Watched, path } from "../api.js";
 import { bar, fill, h, table } from "../dom.js";
 import { duration, money, number, plural, share } from "../format.js";
 
 export async function open(root) {
-  let seen = "";
+  const watched = new Watched("savings");
   async function refresh() {
-    const answer = await get("savings");
-    if (JSON.stringify(answer) === seen) return;
-    seen = JSON.stringify(answer);
-    fill(root, page(answer));
+    const answer = await watched.next();
+    if (answer !== null) fill(root, page(answer));
   }
   await refresh();
   return { refresh };

@@ -1,6 +1,6 @@
 // One session: how it stands, its map, its turns.
 
-import { get, now, path } from "../api.js";
+import { Watched, now, path } from "../api.js";
 import { bar, facts, fill, h, table } from "../dom.js";
 import { duration, moment, number, plural, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
@@ -10,7 +10,7 @@ export async function open(root, name) {
   const head = h("div");
   const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a block, or walk with the arrow keys.");
   const turns = h("section");
-  let graph = { rule: "", u: new Map(), stale: new Set(), count: new Map() };
+  let graph = { u: new Map(), stale: new Set() };
   let data = null;
 
   const map = new SessionMap({
@@ -27,27 +27,26 @@ export async function open(root, name) {
       h("p", { id: "map-keys", class: "quiet" }, "Arrow keys walk through blocks and turns, Enter opens a block, + and − zoom, 0 fits. Ctrl with the wheel zooms.")),
     turns);
 
-  let seen = "";
-  let drawn = "";
+  const [summary, picture, knowledge] = ["", "/map", "/graph"].map((part) => new Watched(`sessions/${at}${part}`));
 
   async function refresh() {
-    const answer = await get(`sessions/${at}`);
-    if (JSON.stringify(answer) === seen) return;
-    seen = JSON.stringify(answer);
+    const answer = await summary.next();
+    if (answer === null) return;
     fill(head, top(answer.session));
     fill(turns, h("h2", {}, "Turns"), lines(name, answer.turns));
     tick();
-    const [blocks, known] = await Promise.all([get(`sessions/${at}/map`), get(`sessions/${at}/graph`)]);
-    if (JSON.stringify([blocks, known]) === drawn) return;
-    drawn = JSON.stringify([blocks, known]);
-    data = new MapData(blocks);
-    graph = {
-      rule: known.rule,
-      u: new Map(known.nodes.ordinal.map((ordinal, i) => [ordinal, known.nodes.u[i]])),
-      stale: new Set(known.nodes.stale),
-    };
-    map.show(data);
-    map.connect(known.edges);
+    const [blocks, known] = await Promise.all([picture.next(), knowledge.next()]);
+    if (known !== null) {
+      graph = {
+        u: new Map(known.nodes.ordinal.map((ordinal, i) => [ordinal, known.nodes.u[i]])),
+        stale: new Set(known.nodes.stale),
+      };
+      map.connect(known.edges);
+    }
+    if (blocks !== null) {
+      data = new MapData(blocks);
+      map.show(data);
+    }
   }
 
   function tick() {
@@ -112,7 +111,7 @@ function describe(name, data, graph, place, map) {
   const row = data.rows[place.row];
   const index = row.indexes[place.place];
   const ordinal = data.ordinals[index];
-  const density = row.density.get(index);
+  const density = row.density[index];
   const u = graph.u.get(ordinal);
   const uses = map.edges.supports.get(ordinal) ?? [];
   const used = map.edges.dependents.get(ordinal) ?? [];
@@ -120,9 +119,9 @@ function describe(name, data, graph, place, map) {
   return [
     h("a", { href: `#/session/${path(name)}/block/${ordinal}` }, `Block ${ordinal}`),
     ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(data.tokens[index], "token")} · `,
-    density === undefined ? "not observed in this turn" : `density ${small(density)}`,
+    Number.isNaN(density) ? "not observed in this turn" : `density ${small(density)}`,
     u === undefined ? "" : ` · u ${small(u)}${graph.stale.has(ordinal) ? ", stale" : ""}`,
-    ` · ${row.out.has(index) ? "left out" : "sent"}`,
+    ` · ${row.isOut(index) ? "left out" : "sent"}`,
     data.marks[index] ? ` · ${data.marks[index] === "pin" ? "pinned" : "muted"}` : "",
     uses.length ? ` · uses ${listed(uses)}` : "", used.length ? ` · used by ${listed(used)}` : "",
     h("span", { class: "below label" }, data.labels[index]),

@@ -1,6 +1,6 @@
 // All sessions at a glance, and a search over what was said in them.
 
-import { get, now, path } from "../api.js";
+import { Watched, get, now, path } from "../api.js";
 import { bar, fill, h, table } from "../dom.js";
 import { duration, moment, number, plural, share } from "../format.js";
 
@@ -20,13 +20,12 @@ export async function open(root) {
 
   let data = null;
   let timer = null;
-  let text = "";
+  let watched = new Watched("sessions");
 
   async function refresh() {
-    const answer = await get(`sessions?side=${side.checked ? 1 : 0}`);
-    const now = JSON.stringify(answer);
-    if (now === text) return;
-    [data, text] = [answer, now];
+    const answer = await watched.next();
+    if (answer === null) return;
+    data = answer;
     draw();
   }
 
@@ -60,7 +59,10 @@ export async function open(root) {
     clearTimeout(timer);
     timer = setTimeout(() => search().catch(() => null), SEARCH_AFTER_MS);
   });
-  side.addEventListener("change", refresh);
+  side.addEventListener("change", () => {
+    watched = new Watched(`sessions?side=${side.checked ? 1 : 0}`);
+    refresh();
+  });
   await refresh();
   return { refresh, tick, close: () => clearTimeout(timer) };
 }

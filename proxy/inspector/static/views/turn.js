@@ -1,6 +1,6 @@
 // One turn: what was decided at its beginning and on which facts, what was sent, what the provider said.
 
-import { get, path } from "../api.js";
+import { Watched, path } from "../api.js";
 import { bar, facts, fill, h, table } from "../dom.js";
 import { bytes, duration, moment, number, plural, share } from "../format.js";
 import { selectionView } from "../selection_table.js";
@@ -8,12 +8,10 @@ import { selectionView } from "../selection_table.js";
 const BOUNDARIES = { cold: "cold", warm: "warm", step: "left alone", none: "left alone" };
 
 export async function open(root, name, turn) {
-  let seen = "";
+  const watched = new Watched(`sessions/${path(name)}/turns/${turn}`);
   async function refresh() {
-    const answer = await get(`sessions/${path(name)}/turns/${turn}`);
-    if (JSON.stringify(answer) === seen) return;
-    seen = JSON.stringify(answer);
-    fill(root, page(answer));
+    const answer = await watched.next();
+    if (answer !== null) fill(root, page(answer));
   }
   await refresh();
   return { refresh };
