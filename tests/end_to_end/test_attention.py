@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +37,8 @@ class UntilIdle:
         raise Stopped
 
 
-def work_off(settings: Settings) -> None:
-    with open_queue(settings.db) as queue, open_reader(settings.db) as reader:
+def work_off(settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    with open_queue(settings.db, clock=clock) as queue, open_reader(settings.db) as reader:
         jobs = ArchivedJobs(queue, reader, settings)
         Worker(jobs, jobs.context, jobs.load, UntilIdle()).run()
 

@@ -165,6 +165,7 @@ async def test_a_block_is_there_verbatim_and_can_be_downloaded(
         shown = await visit.page.locator(".message > pre").all_text_contents()
         assert json.loads(raw[1])["content"] == shown[1]
         await visit.page.click("article:last-child summary")
+        await visit.page.wait_for_selector("details[open] pre:not(:empty)")
         assert (await visit.page.locator("details[open] pre").text_content() or "").encode() == raw[-1]
         assert await visit.page.locator(".chart rect").count() == 6, "attention in each of six turns"
         async with visit.page.expect_download() as started:

@@ -4,7 +4,7 @@ The replays are made up (a real model is tested elsewhere); everything else is w
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,15 @@ class ProviderCache:
         return {"prompt_tokens": sum(map(len, raw)) // 4, "cached": same // 4 // 128 * 128}
 
 
-async def play(dialogue: Dialogue, session: RecordedSession, cache: ProviderCache, turns: int = 99) -> None:
+Observer = Callable[[Dialogue, str, int], Awaitable[None]]  # what is to be done with a turn of a client that ended
+
+
+async def play(dialogue: Dialogue, session: RecordedSession, cache: ProviderCache, observer: Observer) -> None:
     """Every request of a recorded session; every second turn begins after lunch."""
     headers = HEADERS | {"x-session-affinity": session.id}
     for step in steps(session, "chat"):
         if step.at_user_request and step.turn > 1:
-            await observe_turn(dialogue, session.id, step.turn - 1)
-        if step.turn > turns:
-            return
+            await observer(dialogue, session.id, step.turn - 1)
         lunch = step.at_user_request and step.turn % 2 == 0
         history = [message for message in step.history if message["role"] != "system"]
         reply = await dialogue.send(
@@ -75,15 +76,23 @@ async def observe_turn(dialogue: Dialogue, client_id: str, turn: int) -> None:
         observe(dialogue.settings.db, session.id, replay_of(seen, edges), turn=turn, at=dialogue.clock())
 
 
-async def build(folder: Path, *, clock: VirtualClock, changes: Mapping[str, Any] | None = None) -> Dialogue:
+async def build(
+    folder: Path,
+    *,
+    clock: VirtualClock,
+    changes: Mapping[str, Any] | None = None,
+    observer: Observer = observe_turn,
+    with_hostile: bool = True,
+) -> Dialogue:
     """Three recorded sessions, a hostile one and a side request. The dialogue stays open."""
     dialogue = Dialogue(folder, clock=clock, changes=dict(changes or {}))
     cache = ProviderCache()
     wanted = ("entire-3fb30de16616", "swetogether-gemini-voyager-task-aa88f5", "tau-airline-33")
     for session in load_sessions():
         if session.id in wanted:
-            await play(dialogue, session, cache)
-    await hostile(dialogue)
+            await play(dialogue, session, cache, observer)
+    if with_hostile:
+        await hostile(dialogue)
     await dialogue.conversations.flush()
     return dialogue
 
