@@ -16,6 +16,7 @@ from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 from graphstore.records import Mark, SelectionRow, VerdictRow
 from graphstore.scoring import exploration, lexical_cue, standardised
+from graphstore.selectors import RECAP, Selector, SelectorName
 
 __all__ = ["HistoryBlock", "Parameters", "Scores", "Selection", "select"]
 
@@ -80,6 +81,7 @@ class Selection:
     total_cost: int  # c(V)
     over_cap: bool
     rule: Rule
+    selector: SelectorName
     scores: Scores
     _history: Sequence[HistoryBlock]
     _ranking: list[int]  # positions of the unprotected, best first
@@ -107,6 +109,8 @@ class Selection:
             if self._history[position].mark == "mute":
                 return ("protected", UNCAPPABLE) if ordinal in chosen else ("left out", MUTED)
             aged = ", stale" if stale[position] else ""
+            if position not in rank:
+                return "left out", f"not packed by {self.selector}"
             place = f"rank {rank[position]} of {ranked}{aged}"
             if ordinal in seeds:
                 return "packed", place
@@ -148,7 +152,7 @@ class Selection:
             created_at=created_at,
             applied=applied,
             reason=reason,
-            parameters=parameters.to_json(rule=self.rule),
+            parameters=parameters.to_json(rule=self.rule, selector=self.selector),
             budget=self.budget,
             cost=self.cost,
             protected_cost=self.protected_cost,
@@ -170,26 +174,31 @@ def select(
     rest_chars: int = 0,
     rule: Rule = "paper",
     past: Sequence[float] = (),
+    selector: Selector = RECAP,
 ) -> Selection:
     """Choose the blocks to send with a request (paper §4.3, Algorithm 1, Eq. 6).
 
     `words` are the identifiers of `history`, block by block, `request` those of the user's new words; `session` and
     `turn` name the exploration draw. `rest_chars` is the cost of what is sent besides the history. With the default of
     0 the request cap bounds the history alone. `rule` says which evidence counts, `past` is the past use of each block
-    (`evidence.past_use`; empty: nothing is known of it).
+    (`evidence.past_use`; empty: nothing is known of it). `selector` is another way to choose, to compare with.
 
     Bound: every protected block is chosen and c(C) <= max(c(P), (1 + delta) B), unless the request cap intervenes.
     """
+    if not selector.uses_graph:
+        graph, past = ContextGraph(), ()
     scores = score(history, words, request, graph, parameters, session=session, turn=turn, rule=rule, past=past)
     ordinals, costs = [block.ordinal for block in history], [block.cost for block in history]
-    reasons = protection(history)
+    reasons = protection(history, edits=selector.protects_edits)
     total, protected_cost = sum(costs), sum(costs[i] for i in reasons)
-    budget = int(parameters.beta * total + ROUNDING)
+    budget = int(parameters.beta * total + ROUNDING) if selector.is_bounded else total
     allowance = int((1 + parameters.delta) * budget + ROUNDING)
 
     muted = {i for i, block in enumerate(history) if block.mark == "mute" and i not in reasons}
-    ranking = [i for i in range(len(history)) if i not in reasons and i not in muted]
-    ranking.sort(key=scores.total.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
+    packable = selector.packs([block.kind for block in history])
+    ranking = [i for i in range(len(history)) if i in packable and i not in reasons and i not in muted]
+    order = _order(selector, scores, ordinals, seed=parameters.seed, session=session, turn=turn)
+    ranking.sort(key=order.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
     packed, cost = _pack(ranking, costs, protected_cost, budget)
     seeds = sorted([*reasons, *packed])
     barred = scores.stale if not muted else [gone or i in muted for i, gone in enumerate(scores.stale)]
@@ -219,6 +228,7 @@ def select(
         total_cost=total,
         over_cap=capped is None,
         rule=rule,
+        selector=selector.name,
         scores=scores,
         _history=history,
         _ranking=ranking,
@@ -260,13 +270,29 @@ def score(
     return Scores(total, z_u, z_lex, z_past, xi, stale)
 
 
-def protection(history: Sequence[HistoryBlock]) -> dict[int, str]:
-    """P: positions that are never left out for their score, with the rule that protects each (paper §4.3)."""
-    latest = {path: position for position, block in enumerate(history) if block.edits for path in block.edits}
-    edits: defaultdict[int, list[str]] = defaultdict(list)
+def _order(
+    selector: Selector, scores: Scores, ordinals: Sequence[int], *, seed: int, session: str, turn: int
+) -> Sequence[float]:
+    """What blocks are packed by, the largest first."""
+    match selector.order:
+        case "score":
+            return scores.total
+        case "newest":
+            return range(len(ordinals))
+        case "draw":
+            return exploration(ordinals, seed=seed, session=session, turn=turn)
+
+
+def protection(history: Sequence[HistoryBlock], *, edits: bool = True) -> dict[int, str]:
+    """P: positions that are never left out for their score, with the rule that protects each (paper §4.3).
+
+    `edits`: the latest edit of each file too.
+    """
+    latest = {path: position for position, block in enumerate(history) if edits for path in block.edits}
+    edited: defaultdict[int, list[str]] = defaultdict(list)
     for path, position in latest.items():
-        edits[position].append(path)
-    reasons = {position: f"latest edit of {', '.join(paths)}" for position, paths in edits.items()}
+        edited[position].append(path)
+    reasons = {position: f"latest edit of {', '.join(paths)}" for position, paths in edited.items()}
     by_hand = {position: PINNED for position, block in enumerate(history) if block.mark == "pin"}
     return reasons | by_hand | {i: OWED[block.kind] for i, block in enumerate(history) if block.kind in OWED}
 

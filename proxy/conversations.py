@@ -14,6 +14,7 @@ from typing import TypeVar
 from graphstore.evidence import Rule
 from graphstore.parameters import Parameters
 from graphstore.records import Ending, ExchangeRow
+from graphstore.selectors import SELECTORS
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
@@ -70,6 +71,7 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         upstream=settings.upstream,
         notice=settings.notice,
         rule=rule_of(settings),
+        selector=SELECTORS[settings.selector],
         clock=clock,
     )
     return ArchivedConversations(

@@ -11,6 +11,7 @@ from graphstore.evidence import Rule
 from graphstore.graph import ContextGraph
 from graphstore.identity import message_digest
 from graphstore.records import BlockRow, SelectionRow, SessionRow
+from graphstore.selectors import SELECTORS, SelectorName
 from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import latest_answer
 from proxy.conversations import parameters_of, rule_of
@@ -34,6 +35,11 @@ def rule_of_selection(selection: SelectionRow) -> Rule:
     return rule
 
 
+def selector_of(selection: SelectionRow) -> SelectorName:
+    selector: SelectorName = json.loads(selection.parameters).get("selector", "recap")
+    return selector
+
+
 def dry_run(
     reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
 ) -> tuple[SelectionRow, ContextGraph]:
@@ -55,6 +61,7 @@ def dry_run(
     choice = choose(
         dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
         session=session.name, turn=session.turns + 1, rule=rule, marks=reader.marks(session.id), query=query,
+        selector=SELECTORS[settings.selector],
     )  # fmt: skip
     made = choice.selection.to_row(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,

@@ -17,6 +17,7 @@ from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
 from graphstore.records import ExchangeRow, Mark, SelectionRow
+from graphstore.selectors import Selector
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import load_evidence
@@ -80,6 +81,7 @@ class Planner:
         upstream: str,
         notice: bool,
         rule: Rule | None,
+        selector: Selector,
         clock: Clock,
     ) -> None:
         """`rule` is the evidence rule of every session; None: each session's by the model that observed it."""
@@ -92,6 +94,7 @@ class Planner:
         self._upstream = upstream
         self._notice = notice
         self._rule = rule
+        self._selector = selector
         self._clock = clock
         self._identifiers = IdentifierCache()
         self._exchange_ids = count(ids.exchanges)
@@ -171,6 +174,7 @@ class Planner:
             turn=session.row.turns,
             rule=rule,
             marks=marks,
+            selector=self._selector,
         )
         session.unrelieved = self._is_too_much(draft, choice.left_out)
         applied = self._policy.mode != "off"

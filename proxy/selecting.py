@@ -15,6 +15,7 @@ from graphstore.identifiers import IdentifierIndex, identifiers
 from graphstore.parameters import Parameters
 from graphstore.records import Mark
 from graphstore.selection import HistoryBlock, Selection, select
+from graphstore.selectors import RECAP, Selector
 from proxy.dialects.base import Dialect, ParsedRequest
 
 IDENTIFIERS_KEPT = 20_000  # messages whose identifiers stay in memory, about 1 kB each at most in practice
@@ -112,6 +113,7 @@ def choose(
     rule: Rule,
     marks: Mapping[int, Mark] | None = None,
     query: str | None = None,
+    selector: Selector = RECAP,
 ) -> Choice:
     """Select for the current turn's user text, or for `query` when a person asks what would be kept."""
     blocks = history_of(cut, ordinals)
@@ -130,7 +132,17 @@ def choose(
         past = past_use(words, named, [block.cost for block in history])
     rest = sum(block.cost for block in cut.blocks[cut.turn_start :]) + len(request.instructions) + len(request.tools)
     selection = select(
-        history, words, cue, graph, parameters, session=session, turn=turn, rest_chars=rest, rule=rule, past=past
+        history,
+        words,
+        cue,
+        graph,
+        parameters,
+        session=session,
+        turn=turn,
+        rest_chars=rest,
+        rule=rule,
+        past=past,
+        selector=selector,
     )
     kept = frozenset(selection.chosen)
     return Choice(selection, frozenset(block.ordinal for block in history if block.ordinal not in kept))

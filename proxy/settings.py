@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
+from graphstore.selectors import SelectorName
 from proxy.errors import SettingsError
 from proxy.ledger import Price
 from proxy.upstream.target import is_loopback
@@ -139,6 +140,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "a smaller one has, `past-use` where none has."
         ),
     ] = "auto"
+    selector: Annotated[
+        SelectorName,
+        _doc(
+            "How blocks are chosen at a cold boundary. `recap`: as described. The others are what it is compared with: "
+            "`recap-without-graph` (the request's words alone), `recency`, `random`, `user-messages` (nothing but what "
+            "you wrote), `clear-tool-results` (old tool calls with their results go), `full`. Your messages and pinned "
+            "blocks are always sent; by `recency` and `random` the latest edits are not protected."
+        ),
+    ] = "recap"
     prices: Annotated[
         dict[str, Price],
         _doc(

@@ -11,16 +11,25 @@ from collections.abc import Callable
 from graphstore.evidence import OF_IMPORTANCE, OF_PAST_USE, Rule
 from graphstore.graph import ContextGraph
 from graphstore.records import BlockRow, NodeState, SelectionRow, SessionRow, VerdictRow
+from graphstore.selectors import SelectorName
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import find_session, latest_selection
 from proxy.commands.attention import attention_state, signals
 from proxy.commands.text import number, plain, score, table
 from proxy.commands.words import why
-from proxy.dry_run import dry_run, graph_of, rule_of_selection
+from proxy.dry_run import dry_run, graph_of, rule_of_selection, selector_of
 from proxy.errors import RecapError
 from proxy.settings import Settings
 
+SELECTORS_SAY: dict[SelectorName, str] = {
+    "recap-without-graph": "protected blocks, then by the words of the request",
+    "recency": "your messages, then the newest blocks",
+    "random": "your messages, then blocks by a draw",
+    "user-messages": "your messages alone",
+    "clear-tool-results": "everything but old tool calls with their results",
+    "full": "everything",
+}
 SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
 LEGEND = {
     "why": "the rule that kept it, and what that rule went by; of a block left out, what it lacked. "
@@ -93,6 +102,8 @@ def _print(
     print(attention_state(reader, session.id, settings))
     weights = json.loads(selection.parameters)
     rule = rule_of_selection(selection)
+    if (selector := selector_of(selection)) != "recap":
+        print(f"selector {selector}: {SELECTORS_SAY[selector]}; scores, where shown, are for comparison")
     print(
         f"rule {rule}: score = {signals(rule)} + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less "
         f"{weights['kappa']:g} if stale (z: standard deviations from the blocks' mean)"

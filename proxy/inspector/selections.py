@@ -6,7 +6,7 @@ from typing import Literal
 
 from graphstore.graph import ContextGraph
 from graphstore.records import BlockRow, SelectionRow
-from proxy.dry_run import rule_of_selection
+from proxy.dry_run import rule_of_selection, selector_of
 from proxy.inspector.sessions import Value
 
 Change = Literal["kept", "revived", "new", "dropped", "still out", "out at once"]
@@ -61,6 +61,7 @@ def show_selection(
         "applied": selection.applied,
         "reason": selection.reason,
         "rule": rule_of_selection(selection),
+        "selector": selector_of(selection),
         "weights": {name: weights.get(name) for name in ("beta", "lam", "eps", "kappa", "delta")},
         "budget": selection.budget,
         "cost": selection.cost,

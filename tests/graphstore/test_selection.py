@@ -207,7 +207,7 @@ def test_the_row_keeps_the_choice_and_its_parameters() -> None:
     assert (row.budget, row.cost, row.protected_cost, row.total_cost) == (10, 10, 0, 20)
     assert (row.applied, row.reason, row.notice) == (True, "idle 700 s", True)
     kept = json.loads(row.parameters)
-    assert (kept.pop("rule"), Parameters(**kept)) == ("paper", parameters)
+    assert (kept.pop("rule"), kept.pop("selector"), Parameters(**kept)) == ("paper", "recap", parameters)
     assert row.verdicts == selection.verdicts()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from graphstore.store.archive import open_reader
+from graphstore.store.report import latest_selection
 from tests.clock import VirtualClock
 from tests.proxy.dialogue import LUNCH_S, TOOLS, Dialogue, read, said, turn, user
 
@@ -265,3 +266,30 @@ async def test_the_clock_of_a_session_starts_at_the_end_of_its_answer(tmp_path: 
     reply = await dialogue.send([*HISTORY, user("long task"), said("finished"), user("thanks")], headers=ID)
     assert not reply.rewritten
     await dialogue.close()
+
+
+EVERY = "alpha beta gamma"
+
+
+@pytest.mark.parametrize(
+    ("selector", "kept"),
+    [
+        ("recency", "gamma"),
+        ("user-messages", ""),
+        ("full", "alpha beta gamma"),
+        ("clear-tool-results", "alpha beta gamma"),
+    ],
+)
+async def test_another_selector_chooses_in_its_own_way(tmp_path: Path, selector: str, kept: str) -> None:
+    """Sent is what it chose, the archive says which one it was, and the user's words are always there."""
+    dialogue = Dialogue(tmp_path, changes={"selector": selector, "beta": 0.4})
+    history = [*turn("Where is alpha?", "alpha"), *turn("And beta?", "beta"), *turn("And gamma?", "gamma")]
+    for end in (1, 5, 9):
+        await dialogue.send(history[:end])
+    reply = await dialogue.send([*history, user("Fix unique_alpha now")], after_s=LUNCH_S)
+    assert {name for name in ("alpha", "beta", "gamma") if f"unique_{name}():" in reply.text} == set(kept.split())
+    assert all(asked in reply.text for asked in ("Where is alpha?", "And beta?", "And gamma?"))
+    assert await dialogue.findings() == []
+    with open_reader(dialogue.settings.db) as reader:
+        made = latest_selection(reader, reader.list_sessions()[0].id)
+    assert made is not None and json.loads(made.parameters)["selector"] == selector

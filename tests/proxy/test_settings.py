@@ -10,6 +10,7 @@ import pytest
 
 from proxy.commands.config import render_reference
 from proxy.errors import SettingsError
+from proxy.ledger import Price
 from proxy.settings import HINTS, Loaded, Settings, add_options, env_of, flag_of, load_settings
 
 # For each setting, a value that is not its default: as text, and as it must arrive.
@@ -41,6 +42,11 @@ VALUES: dict[str, tuple[str, Any]] = {
     "attention_offline": ("true", True),
     "attention_layers": ("5, 11", (5, 11)),
     "evidence": ("past-use", "past-use"),
+    "selector": ("recency", "recency"),
+    "prices": (
+        '{"gpt-5*": {"input": 1.25, "output": 10, "cached": 0.125}, "*": {"input": 1}}',
+        {"gpt-5*": Price(input=1.25, output=10, cached=0.125), "*": Price(input=1)},
+    ),
     "seed": ("-4", -4),
     "max_body_bytes": ("1000", 1000),
     "read_timeout": ("3.5", 3.5),
@@ -65,6 +71,13 @@ def file(tmp_path: Path, text: str) -> list[str]:
     return ["--config", str(path)]
 
 
+def in_toml(value: Any) -> str:
+    """Tables become inline tables; what is None is left away."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{k}" = {in_toml(v)}' for k, v in value.items() if v is not None) + "}"
+    return json.dumps(value)
+
+
 def test_every_setting_is_tried() -> None:
     assert list(VALUES) == list(HINTS) == [field.name for field in msgspec.structs.fields(Settings)]
 
@@ -75,7 +88,7 @@ def test_each_setting_by_flag_variable_and_file(name: str, tmp_path: Path) -> No
     flags = [f"{flag_of(name)}={text}"]
     if isinstance(value, bool):
         flags = [flag_of(name) if value else flag_of(name).replace("--", "--no-", 1)]
-    toml = json.dumps(list(value) if isinstance(value, tuple) else value)
+    toml = in_toml(msgspec.to_builtins(value))
     ways = {
         f"flag {flag_of(name)}": load(flags),
         f"env {env_of(name)}": load([], {env_of(name): text}),
@@ -161,6 +174,63 @@ def test_mistake_in_the_file(text: str, named: list[str], tmp_path: Path) -> Non
     with pytest.raises(SettingsError) as caught:
         load(file(tmp_path, text))
     assert [word for word in named if word not in str(caught.value)] == []
+
+
+def test_prices_are_a_table_in_the_file_and_keep_its_order(tmp_path: Path) -> None:
+    """The first pattern that fits counts, so the order is part of the value."""
+    table = """
+        [prices."zeta-*"]
+        input = 2
+        [prices."*"]
+        input = 1.5
+        write = 0
+    """
+    prices = load(file(tmp_path, table)).settings.prices
+    assert list(prices.items()) == [("zeta-*", Price(input=2)), ("*", Price(input=1.5, write=0))]
+    given = json.dumps({"*": {"input": 1}, "a": {"input": 2}})
+    for loaded in (load(["--prices", given]), load([], {"RECAP_PRICES": given})):
+        assert list(loaded.settings.prices) == ["*", "a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("cheap", ["'cheap'", "object"]),
+        ('{"gpt": ', ["object", "JSON elsewhere"]),
+        ("[1]", ["object", "array"]),
+        ('{"gpt": 1}', ["object", "int", "$[...]"]),
+        ('{"gpt": {"output": 1}}', ["input"]),
+        ('{"gpt": {"input": -1}}', [">= 0"]),
+        ('{"gpt": {"input": 1, "chached": 1}}', ["chached"]),
+        ('{"gpt": {"input": "dear"}}', ["dear"]),
+        ('{"gpt": {"input": NaN}}', ["NaN"]),
+    ],
+)
+def test_mistake_in_prices_by_flag_and_variable(given: str, named: list[str]) -> None:
+    ways = {"flag --prices": ([f"--prices={given}"], {}), "env RECAP_PRICES": ([], {"RECAP_PRICES": given})}
+    for source, (flags, environ) in ways.items():
+        with pytest.raises(SettingsError) as caught:
+            load(flags, environ)
+        assert [word for word in ["prices", source, *named] if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("prices = 3", ["3", "object"]),
+        ('prices = \'{"gpt": {"input": 1}}\'', ["object", "str"]),
+        ("[prices.gpt]\noutput = 1", ["input"]),
+        ("[prices.gpt]\ninput = -0.5", ["-0.5", ">= 0"]),
+        ('[prices.gpt]\ninput = "1"', ["'1'", "float"]),
+        ("[prices.gpt]\ninput = 1\nchached = 1", ["chached"]),
+        ("[prices.gpt]\ninput = nan", ["nan", ">= 0"]),
+        ("[prices.gpt]\ninput = inf", ["inf", "<= 1000000000"]),
+    ],
+)
+def test_mistake_in_prices_of_the_file(text: str, named: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(file(tmp_path, text))
+    assert [word for word in ["prices", "given.toml", *named] if word not in str(caught.value)] == []
 
 
 def test_mistake_in_a_variable() -> None:

@@ -43,7 +43,7 @@ export function selectionView(name, selection, comparedWith) {
     bar("budget in characters", parts, selection.budget),
     h("p", { class: "legends" }, parts.map((part) => h("span", { class: "legend" }, h("i", { class: part.tone }), `${part.name} ${part.text}`))),
     h("p", {}, `Against ${comparedWith}: `, h("span", { class: "chips", role: "group", "aria-label": "Show only" }, chips)),
-    h("p", { class: "quiet" }, `Rule ${selection.rule}: score = ${signals(selection.rule)} + ${weights.lam} z(words) + ${weights.eps} explore, less ${weights.kappa} if stale. z: standard deviations from the blocks' mean.`),
+    h("p", { class: "quiet" }, selection.selector === "recap" ? "" : `Selector ${selection.selector}, not recap. `, `Rule ${selection.rule}: score = ${signals(selection.rule)} + ${weights.lam} z(words) + ${weights.eps} explore, less ${weights.kappa} if stale. z: standard deviations from the blocks' mean.`),
     h("label", { class: "filter" }, "Filter blocks ", h("input", { type: "search", oninput: (event) => { chosen.text = event.target.value; draw(); } })),
     list);
 }

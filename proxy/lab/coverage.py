@@ -1,0 +1,182 @@
+"""Reuse across turns: how much of what a turn will name do the blocks hold that a signal points to? (B.1, Figure 6)
+
+Before each user request but the first, candidates are ranked by a signal and packed greedily under a share of their
+characters. The evidence is what the agent then says, calls and gets back until the next request; the request itself is
+not. An identifier that stands in df of n candidates weighs log(n / df); coverage is the share of the evidence's weight
+that stands in the packed blocks. Identifiers that no candidate has do not count.
+
+Two settings: `B.1` (the paper: candidates precede the turn that has just been completed) and `product` (the whole
+history, which is what the proxy chooses from). Two readings of "identifier": `code` (headline: has a dot, underscore,
+a digit or an inner capital) and `any` (every word that `graphstore.identifiers` keeps).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from math import log
+from typing import Literal
+
+from graphstore.evidence import past_use
+from graphstore.identifiers import IdentifierIndex, identifiers
+from graphstore.scoring import lexical_cue, standardised
+from proxy.lab.recordings import Recording
+
+Setting = Literal["B.1", "product"]
+Reading = Literal["code", "any"]
+SETTINGS: tuple[Setting, ...] = ("B.1", "product")
+READINGS: tuple[Reading, ...] = ("code", "any")
+BUDGETS = (0.05, 0.10, 0.20, 0.40)
+CANDIDATES_MIN = 2  # with one there is nothing to choose
+
+_CODE = re.compile(r"[._0-9]|[a-z][A-Z]")
+
+
+@cache
+def _is_code(word: str) -> bool:
+    return _CODE.search(word) is not None
+
+
+def read_identifiers(text: str, reading: Reading) -> frozenset[str]:
+    found = identifiers(text)
+    return found if reading == "any" else frozenset(word for word in found if _is_code(word))
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One user request of a session: what could be chosen from, what was known, what came."""
+
+    session: str
+    turn: int  # of the request, counted from 1
+    costs: tuple[int, ...]  # characters, by candidate
+    words: tuple[frozenset[str], ...]  # identifiers, by candidate
+    query: frozenset[str]
+    finished: frozenset[str]  # identifiers of what the agent did in the turn before
+    future: frozenset[str]
+
+    @property
+    def index(self) -> IdentifierIndex:
+        return IdentifierIndex(self.words)
+
+
+def transitions(recording: Recording, setting: Setting, reading: Reading) -> Iterator[Transition]:
+    """Every request of a session that has candidates and a future that names some of them."""
+    turns = recording.turns()
+    known: dict[int, frozenset[str]] = {}
+    for number in range(1, len(turns)):
+        (before, start), (_, end) = turns[number - 1], turns[number]
+        limit = before if setting == "B.1" else start
+        candidates = [block for block in recording.blocks if recording.start_of(block) < limit]
+        if len(candidates) < CANDIDATES_MIN:
+            continue
+        for block in candidates:
+            if block.messages[0] not in known:
+                known[block.messages[0]] = read_identifiers(recording.text_of(block), reading)
+        request = start
+        while request < end and _is_user(recording, request):
+            request += 1
+        yield Transition(
+            session=recording.id,
+            turn=number + 1,
+            costs=tuple(block.cost for block in candidates),
+            words=tuple(known[block.messages[0]] for block in candidates),
+            query=read_identifiers("\n".join(recording.texts[start:request]), reading),
+            finished=_evidence(recording, before, start, reading),
+            future=_evidence(recording, request, end, reading),
+        )
+
+
+def _is_user(recording: Recording, index: int) -> bool:
+    return b'"role":"user"' in recording.messages[index][:40]
+
+
+def _evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
+    """Identifiers of what the agent says, calls and gets back in these messages."""
+    own = [i for i in range(start, end) if not _is_user(recording, i)]
+    said = "\n".join([*(recording.texts[i] for i in own), *(recording.calls[i] for i in own)])
+    return read_identifiers(said, reading)
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+Signal = Callable[[Transition], Sequence[float]]
+
+
+def _query(t: Transition) -> list[float]:
+    return lexical_cue(t.index, t.query)
+
+
+def _past(t: Transition) -> list[float]:
+    return past_use(t.index, t.finished, t.costs)
+
+
+def _recency(t: Transition) -> list[float]:
+    return [float(position) for position in range(len(t.costs))]
+
+
+def _length(t: Transition) -> list[float]:
+    return [float(cost) for cost in t.costs]
+
+
+def _random(t: Transition) -> list[float]:
+    """A draw that depends on the transition and the block alone."""
+    draws = (sha256(f"{t.session}|{t.turn}|{position}".encode()).digest()[:8] for position in range(len(t.costs)))
+    return [int.from_bytes(draw, "big") / 2**64 for draw in draws]
+
+
+def _oracle(t: Transition) -> list[float]:
+    """Overlap with the future (paper B.1). By block, like the paper; packing by density would cover a little more."""
+    return lexical_cue(t.index, t.future)
+
+
+def weighted(*parts: tuple[float, Signal]) -> Signal:
+    """Sum of standardised signals."""
+
+    def combined(t: Transition) -> list[float]:
+        columns = [(weight, standardised(list(signal(t)))) for weight, signal in parts]
+        return [sum(weight * column[i] for weight, column in columns) for i in range(len(t.costs))]
+
+    return combined
+
+
+LAMBDA = 0.5  # weight of the request's words beside another signal (paper, Table 5)
+SIGNALS: Mapping[str, Signal] = {
+    "random": _random,
+    "recency": _recency,
+    "query": _query,
+    "past use": _past,
+    "past use + query": weighted((1, _past), (LAMBDA, _query)),
+    "length": _length,
+    "length + recency + query": weighted((1, _length), (1, _recency), (LAMBDA, _query)),
+    "past use + length + recency + query": weighted((1, _past), (1, _length), (1, _recency), (LAMBDA, _query)),
+    "oracle": _oracle,
+}
+
+
+# -- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def pack(scores: Sequence[float], costs: Sequence[int], budget: float) -> set[int]:
+    """Candidates in order of score while they fit; one that does not is skipped. Ties: the older first."""
+    room, packed = int(budget * sum(costs) + 1e-9), set()
+    for position in sorted(range(len(costs)), key=lambda i: -scores[i]):
+        if costs[position] <= room:
+            packed.add(position)
+            room -= costs[position]
+    return packed
+
+
+def coverage(t: Transition, packed: set[int]) -> float | None:
+    """Share of the future's weight that the packed candidates hold; None: the future names no candidate."""
+    total = covered = 0.0
+    index, count = t.index, len(t.costs)
+    for word in t.future:
+        blocks = index.naming(word)
+        if not blocks:
+            continue
+        weight = log(count / len(blocks))
+        total += weight
+        if not packed.isdisjoint(blocks):
+            covered += weight
+    return covered / total if total > 0 else None
