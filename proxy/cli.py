@@ -14,14 +14,28 @@ from importlib.metadata import version
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import AmbiguousSession
 from graphstore.store.report import UnknownSession
-from proxy.commands import config, explain, export, health, model, plot, rebuild, serve, sessions, show, verify, worker
+from proxy.commands import (
+    config,
+    evaluate,
+    explain,
+    export,
+    health,
+    model,
+    plot,
+    rebuild,
+    serve,
+    sessions,
+    show,
+    verify,
+    worker,
+)
 from proxy.commands.mark import mute, pin, unpin
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
 LOOKING = (sessions, show, explain, plot, verify, export)
 CHANGING = (pin, mute, unpin, rebuild)
-COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, config)
+COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluate, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

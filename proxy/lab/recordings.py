@@ -120,9 +120,7 @@ def _recording(path: Path, number: int, value: dict[str, Any]) -> Recording:
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         known = ", ".join(sorted(value)[:8])
-        raise LabError(
-            f'{where}: unknown format with the keys {known}; a session is {{"id", "messages", "turn_starts"}}'
-        )
+        raise LabError(f'{where}: unknown format (keys: {known}); a session is {{"id", "messages", "turn_starts"}}')
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             role = message.get("role") if isinstance(message, dict) else message

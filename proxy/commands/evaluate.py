@@ -1,0 +1,48 @@
+"""recap eval: the evaluation lab. Every study writes rows as JSONL, and Markdown and plots made of them."""
+
+import argparse
+from pathlib import Path
+
+from proxy.lab.results import read_results
+from proxy.lab.reuse import STUDY as REUSE
+from proxy.lab.study import Study
+from proxy.settings import Settings
+
+STUDIES: tuple[Study, ...] = (REUSE,)
+OUT = Path("eval")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    parser = subparsers.add_parser("eval", help="repeat the paper's studies on your own sessions and models")
+    studies = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
+    for study in STUDIES:
+        own = studies.add_parser(study.name, help=study.help)
+        study.add_arguments(own)
+        _add_common(own)
+        own.set_defaults(chosen=study)
+    report = studies.add_parser("report", help="draw the tables and plots of all finished studies again")
+    _add_common(report)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default {OUT})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default 0)")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if arguments.study == "report":
+        print(_report(arguments.out))
+        return 0
+    study: Study = arguments.chosen
+    results = study.run(arguments, settings)
+    page = study.render(results, arguments.out)
+    (arguments.out / f"{study.name}.md").write_text(page, encoding="utf-8")
+    print(page)
+    return 0
+
+
+def _report(folder: Path) -> str:
+    """The pages of all studies that have results, in one."""
+    done = [study for study in STUDIES if (folder / f"{study.name}.jsonl").is_file()]
+    return "\n".join(study.render(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)

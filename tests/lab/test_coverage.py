@@ -1,0 +1,159 @@
+"""Coverage by hand-made sessions whose numbers can be had on paper, and the study as a command."""
+
+import json
+from math import isnan, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli import main
+from proxy.lab.coverage import SIGNALS, Transition, coverage, pack, read_identifiers, transitions
+from proxy.lab.recordings import Recording, read_recordings
+from proxy.lab.results import open_results
+from proxy.lab.statistics import paired_difference
+from tests.proxy.dialogue import Message, read, said, user
+
+
+def recording(messages: list[Message], starts: list[int]) -> Recording:
+    return Recording("s", tuple(json.dumps(m, separators=(",", ":")).encode() for m in messages), tuple(starts))
+
+
+SESSION = recording(
+    [
+        user("see alpha_file"), *read("a", "alpha_one beta_two"), said("done gamma_three"),
+        user("go on"), *read("b", "alpha_one other_word"), said("ok"),
+        user("use beta_two"), *read("c", "alpha_one gamma_three"), said("beta_two"),
+    ],
+    [0, 4, 8],
+)  # fmt: skip
+
+
+def test_candidates_and_evidence_are_those_of_the_setting() -> None:
+    (last,) = [t for t in transitions(SESSION, "B.1", "code") if t.turn == 3]
+    assert last.words == (
+        frozenset({"alpha_file"}), frozenset({"alpha_one", "beta_two"}), frozenset({"gamma_three"}),
+    )  # fmt: skip
+    assert last.query == {"beta_two"}
+    named = {"alpha_one", "gamma_three", "beta_two", "filePath"}  # call names and arguments too
+    assert last.future == named, "the request itself is no evidence"
+    assert {"alpha_one", "other_word"} <= last.finished and "gamma_three" not in last.finished
+    whole = [t for t in transitions(SESSION, "product", "code") if t.turn == 3]
+    assert len(whole[0].words) == 6, "the completed turn too"
+
+
+def test_coverage_is_the_share_of_the_weight_that_stands_in_the_packed() -> None:
+    t = Transition(
+        "s", 2, (1, 1, 1, 1),
+        (frozenset({"aa_a", "bb_b"}), frozenset({"aa_a"}), frozenset({"cc_c"}), frozenset()),
+        frozenset(), frozenset(), frozenset({"aa_a", "cc_c", "dd_d"}),
+    )  # fmt: skip
+    rare, common = log(4 / 1), log(4 / 2)
+    assert coverage(t, {0}) == pytest.approx(common / (common + rare))
+    assert coverage(t, {1, 2}) == 1.0 and coverage(t, {3}) == 0.0
+    nothing = Transition("s", 2, (1, 1), (frozenset(), frozenset()), frozenset(), frozenset(), frozenset({"dd_d"}))
+    assert coverage(nothing, {0}) is None
+
+
+def test_packing_skips_what_does_not_fit_and_the_oracle_is_the_best_of_equal_sizes() -> None:
+    assert pack([3, 2, 1], [60, 30, 40], 0.55) == {0}
+    assert pack([3, 2, 1], [100, 30, 40], 0.5) == {1, 2}
+    (last,) = [t for t in transitions(SESSION, "B.1", "code") if t.turn == 3]
+    best = max(SIGNALS, key=lambda name: coverage(last, pack(SIGNALS[name](last), (1, 1, 1), 0.34)) or 0.0)
+    assert coverage(last, pack(SIGNALS["oracle"](last), (1, 1, 1), 0.34)) == coverage(
+        last, pack(SIGNALS[best](last), (1, 1, 1), 0.34)
+    )
+
+
+def test_code_like_is_what_no_word_of_prose_is() -> None:
+    text = "The function loadUser in store.writer reads utf8 and max_size with care"
+    assert read_identifiers(text, "code") == {"loadUser", "store.writer", "utf8", "max_size"}
+    assert read_identifiers(text, "any") >= {"reads", "care", "store", "writer"}
+
+
+def test_a_paired_difference_sees_what_every_session_shares() -> None:
+    """Sessions differ much and the sides by little: pairing finds it, and equal sides give exactly nothing."""
+    left = {f"s{i}": [i / 10 + 0.05] for i in range(10)}
+    right = {f"s{i}": [i / 10] for i in range(10)}
+    found = paired_difference(left, right, seed=1, resamples=500)
+    assert found.mean == pytest.approx(0.05) and found.low > 0.04 and found.high < 0.06
+    assert paired_difference(left, left, seed=1, resamples=100).high == 0.0
+    assert paired_difference(left, right, seed=1, resamples=500) == found
+    assert isnan(paired_difference({}, right, seed=1).mean)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def write_sessions(path: Path, *sessions: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(session) + "\n" for session in sessions))
+    return path
+
+
+def as_json(name: str) -> dict[str, Any]:
+    return {"id": name, "messages": [json.loads(raw) for raw in SESSION.messages], "turn_starts": [0, 4, 8]}
+
+
+def test_a_run_writes_rows_tables_and_plots_and_goes_on_where_it_was_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write_sessions(tmp_path / "d.jsonl", as_json("one"), as_json("two")), tmp_path / "out"
+    assert main(["eval", "reuse", str(data), "--out", str(out)]) == 0
+    page = capsys.readouterr().out
+    assert "past use + query" in page and "d.jsonl" in page and (out / "reuse.md").read_text() in page
+    assert (out / "reuse-product-code.svg").exists() and (out / "reuse-b1-any.png").exists()
+    file = out / "reuse.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[2][:30])  # killed while the second row was written
+    assert main(["eval", "reuse", str(data), "--out", str(out)]) == 0
+    assert file.read_text().splitlines(keepends=True) == lines and capsys.readouterr().out == page
+    assert main(["eval", "report", "--out", str(out)]) == 0
+    assert "Reuse across turns" in capsys.readouterr().out
+
+
+def test_another_run_is_never_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    one, two = (write_sessions(tmp_path / name, as_json(name)) for name in ("a.jsonl", "b.jsonl"))
+    assert main(["eval", "reuse", str(one), "--out", str(out)]) == 0
+    assert main(["eval", "reuse", str(two), "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "holds another run" in said and "files" in said and "--out" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "there is no session"),
+        ("{", "line 1: no JSON"),
+        ("[1]", "line 1: list instead of an object"),
+        ('{"turns": []}', "unknown format (keys: turns)"),
+        ('{"messages": [{"role": "robot"}]}', "message 0 has the role 'robot'"),
+        ('{"messages": [{"role": "tool", "tool_call_id": "x"}]}', "result of 'x', which nothing calls"),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}, {"role": "user", "content": "a"}]}',
+            "before the result of 'c'",
+        ),
+        ('{"messages": [{"role": "user", "content": "a"}], "turn_starts": [4]}', "turn_starts [4]"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "turn_starts []"),
+    ],
+)
+def test_bad_data_is_named(tmp_path: Path, text: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text + "\n")
+    assert main(["eval", "reuse", str(path), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert wanted in said and "bad.jsonl" in said and "Traceback" not in said
+
+
+def test_a_missing_file_and_a_missing_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "reuse", str(tmp_path / "none.jsonl"), "--out", str(tmp_path)]) == 1
+    assert "none.jsonl' cannot be read" in capsys.readouterr().err
+    with pytest.raises(Exception, match="cannot be written"):
+        open_results(Path("/proc/none/reuse.jsonl"), {})
+
+
+def test_an_export_is_a_session(tmp_path: Path) -> None:
+    path = tmp_path / "export.jsonl"
+    path.write_bytes(b"\n".join(SESSION.messages) + b"\n")
+    (found,) = read_recordings([path]).recordings
+    assert (found.id, found.turn_starts) == ("export", (0, 4, 8))
