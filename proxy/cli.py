@@ -16,7 +16,6 @@ from graphstore.store.reader import AmbiguousSession
 from graphstore.store.report import UnknownSession
 from proxy.commands import (
     config,
-    evaluate,
     explain,
     export,
     health,
@@ -29,13 +28,14 @@ from proxy.commands import (
     verify,
     worker,
 )
+from proxy.commands import eval as evaluation
 from proxy.commands.mark import mute, pin, unpin
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
 LOOKING = (sessions, show, explain, plot, verify, export)
 CHANGING = (pin, mute, unpin, rebuild)
-COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluate, config)
+COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
