@@ -28,7 +28,7 @@ from graphstore.store.archive import open_reader
 from graphstore.store.changes import Changes
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import AmbiguousSession, Reader
-from graphstore.store.report import UnknownSession, find_session
+from graphstore.store.report import Tokens, UnknownSession, find_session
 from proxy.errors import render_error
 from proxy.inspector.blocks import show_block
 from proxy.inspector.feed import Feed
@@ -73,6 +73,7 @@ class Inspector:
         self._health = health
         self._clock = clock
         self._started_at = clock()
+        self._sizes: dict[tuple[int, int], Tokens] = {}
         self._token = secrets.token_urlsafe(24)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inspector")
         self._reader: Reader | None = None
@@ -221,7 +222,9 @@ class Inspector:
         with self._opening:
             if self._reader is None:
                 self._reader = open_reader(self._settings.db)
-        return msgspec.json.encode(look(View(self._reader, self._settings, self._clock(), self._started_at)))
+        return msgspec.json.encode(
+            look(View(self._reader, self._settings, self._clock(), self._started_at, self._sizes))
+        )
 
 
 def _session(view: View, request: Request) -> SessionRow:

@@ -1,7 +1,7 @@
 """Which sessions there are, how each one stands, and its turns."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from graphstore.records import ExchangeRow, JobRow, ReplayRow, SessionRow
@@ -12,17 +12,22 @@ from proxy.commands.attention import attention_state, replay_line
 from proxy.settings import Settings
 
 Value = dict[str, object]
+SIZES_KEPT = 5_000  # of exchanges in memory, 200 bytes each
 SESSIONS_MAX = 500  # in one list; the page asks for more by search
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What every view looks at. `started_at`: since when this proxy runs; what an earlier one left open is over."""
+    """What every view looks at. `started_at`: since when this proxy runs; what an earlier one left open is over.
+
+    `sizes` are those of exchanges that were asked for before: the list is asked for at every change.
+    """
 
     reader: Reader
     settings: Settings
     now: float
     started_at: float
+    sizes: dict[tuple[int, int], Tokens] = field(default_factory=dict)
 
 
 def list_sessions(view: View, *, side: bool, limit: int) -> Value:
@@ -31,7 +36,7 @@ def list_sessions(view: View, *, side: bool, limit: int) -> Value:
     shown = found[: min(limit, SESSIONS_MAX)]
     names = {row.session.id: row.session.name for row in found}
     last = {row.session.id: exchange for row in shown if (exchange := view.reader.last_exchange(row.session.id))}
-    tokens = exchange_tokens(view.reader, list(last.values()))
+    tokens = _sizes(view, list(last.values()))
     return {
         "total": len(found),
         "sessions": [
@@ -69,6 +74,17 @@ def show_session(view: View, session: SessionRow) -> Value:
         },
         "turns": _turns(view, exchanges, tokens, jobs, replays),
     }
+
+
+def _sizes(view: View, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
+    """Exchange id -> tokens. What is left out can only change to nothing, when the original was sent after all."""
+    new = [row for row in rows if (row.id, row.blocks_left_out) not in view.sizes]
+    if len(view.sizes) + len(new) > SIZES_KEPT:
+        view.sizes.clear()
+        new = list(rows)
+    found = exchange_tokens(view.reader, new)
+    view.sizes.update(((row.id, row.blocks_left_out), found[row.id]) for row in new)
+    return {row.id: view.sizes[row.id, row.blocks_left_out] for row in rows}
 
 
 def _turns(

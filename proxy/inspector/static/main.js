@@ -10,7 +10,7 @@ import * as sessions from "./views/sessions.js";
 import * as turn from "./views/turn.js";
 import * as whatIf from "./views/what_if.js";
 
-const REFRESH_MS = 1000; // at most one look a second, however busy the agents are
+const REFRESH_MS = 1000; // at most one look a second, however busy the agents are; a view may ask for fewer (everyMs)
 
 // Address -> view. A view exports open(root, parameters) and may return { refresh, close }.
 const ROUTES = [
@@ -86,7 +86,7 @@ async function refresh() {
 }
 
 function changed() {
-  timer ??= setTimeout(refresh, REFRESH_MS);
+  timer ??= setTimeout(refresh, opened?.everyMs ?? REFRESH_MS);
 }
 
 window.addEventListener("hashchange", go);

@@ -11,7 +11,7 @@ export async function open(root) {
     if (answer !== null) fill(root, page(answer));
   }
   await refresh();
-  return { refresh };
+  return { refresh, everyMs: 5000 }; // it sums over every exchange
 }
 
 function page(answer) {
