@@ -137,6 +137,8 @@ class Inspector:
         )
 
     async def _events(self, request: Request) -> Response:
+        if request.method == "HEAD":  # nothing would ever end it
+            return Response(media_type="text/event-stream", headers={"cache-control": "no-store"})
         return StreamingResponse(
             self.feed.listen(), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )

@@ -179,3 +179,10 @@ async def test_a_server_that_is_told_to_stop_does_not_wait_for_an_open_page(tmp_
         async with asyncio.timeout(DEADLINE_S):
             _, said = await process.communicate()
         assert process.returncode == 0 and b"serve.stopped" in said and b"Traceback" not in said
+
+
+async def test_asking_for_the_head_of_the_stream_does_not_open_it(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await look.client.head(EVENTS)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
