@@ -29,7 +29,8 @@ def missing_libraries() -> list[str]:
 def why_none(settings: Settings) -> tuple[str, str] | None:
     """Problem and remedy when no worker is to run; None when one is."""
     if settings.attention == "off":
-        return "the setting attention is off", "set attention to auto"
+        too = f", and {INSTALL_AND_RESTART}" if missing_libraries() else ""
+        return "the setting attention is off", f"set attention to auto{too}"
     if missing := missing_libraries():
         return f"{' and '.join(missing)} cannot be imported here", INSTALL_AND_RESTART
     return None

@@ -301,6 +301,13 @@ class Reader:
             row = db.execute(select(exchanges).where(exchanges.c.id == exchange_id)).first()
             return None if row is None else _exchange(row)
 
+    def latest_exchange(self) -> ExchangeRow | None:
+        """The newest of all sessions."""
+        query = select(exchanges).order_by(exchanges.c.id.desc()).limit(1)
+        with self.snapshot() as db:
+            row = db.execute(query).first()
+            return None if row is None else _exchange(row)
+
     def last_exchange(self, session_id: int) -> ExchangeRow | None:
         query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id.desc()).limit(1)
         with self.snapshot() as db:

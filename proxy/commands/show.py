@@ -104,7 +104,7 @@ def _print_turn(
     print(f"\nturn {turn}  {moment(first.started_at)}  {BOUNDARIES[first.boundary]}: {plain(first.reason)}")
     made = next((s for s in (selection_of(reader, row.id) for row in rows) if s is not None), None)
     if made is not None:
-        _print_selection(reader, made, every_block=every_block)
+        _print_selection(reader, made, every_block=every_block, is_refused=any(row.fell_back for row in rows))
     lines = []
     for row in rows:
         lines.append(
@@ -131,17 +131,19 @@ def _print_turn(
             print(f"  step {row.step}: {plain(row.error)}")
 
 
-def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bool) -> None:
+def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bool, is_refused: bool) -> None:
     left = [v for v in selection.verdicts if not v.kept]
     kept = len(selection.verdicts) - len(left)
     verb = "sent" if selection.applied else "would have sent (mode off)"
+    if selection.applied and is_refused:
+        verb = "the upstream refused, and got the original instead:"
     print(
         f"  {verb} {kept} of {len(selection.verdicts)} history blocks: {number(selection.cost)} of "
         f"{number(selection.total_cost)} characters (budget {number(selection.budget)}, "
         f"protected {number(selection.protected_cost)})"
     )
     if not every_block:
-        if left:
+        if left and not is_refused:
             verb = "left out" if selection.applied else "would have left out"
             print(f"  {verb} {count(len(left), 'block')}; --turn {selection.turn} lists every one")
         return

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from graphstore.records import ExchangeRow, SessionRow
+from graphstore.store.reader import Reader
 from graphstore.store.report import failed_exchanges
 from proxy.inspector.sessions import Value, View
 
@@ -30,8 +31,18 @@ def show_health(view: View, said: Value) -> Value:
             for session in names.values()
             if session.state != "normal"
         ],
+        "upstream_problem": _of_the_last(view.reader),
         "errors": [_error(row, names.get(row.session_id or 0)) for row in failed_exchanges(view.reader, ERRORS_SHOWN)],
     }
+
+
+def _of_the_last(reader: Reader) -> str | None:
+    """Why the latest request got no answer from the upstream; None when it got one."""
+    last = reader.latest_exchange()
+    if last is None or last.ending == "running" or (last.status is not None and last.status < 500):
+        return None
+    problem, remedy = _explained(last)
+    return f"{problem}; {remedy}"
 
 
 def _error(row: ExchangeRow, session: SessionRow | None) -> Value:
@@ -69,4 +80,4 @@ def _explained(row: ExchangeRow) -> tuple[str, str]:
         case int() as status if status >= 500:
             return row.error or f"the upstream failed ({status})", "try again later"
         case _:
-            return row.error or f"the exchange ended early ({row.ending})", "check the network and the upstream"
+            return row.error or f"the exchange ended early ({row.ending})", "check the setting upstream and the network"

@@ -3,15 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 
 from graphstore.records import ExchangeRow, JobRow, ReplayRow, SessionRow
 from graphstore.store.reader import Reader
+from graphstore.store.replays import worker_runs
 from graphstore.store.report import SessionSummary, Tokens, exchange_tokens, summaries
+from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
+from proxy.dialects import DIALECTS
 from proxy.settings import Settings
 
 Value = dict[str, object]
+ASKED_CHARS = 2_000  # of what the user said: more than a heading can show
 SIZES_KEPT = 5_000  # of exchanges in memory, 200 bytes each
 SESSIONS_MAX = 500  # in one list; the page asks for more by search
 
@@ -72,7 +77,7 @@ def show_session(view: View, session: SessionRow) -> Value:
             "cache_fall": str(fall) if fall else None,
             "reasoning_removed": sum(row.transformations for row in exchanges),
         },
-        "turns": _turns(view, exchanges, tokens, jobs, replays),
+        "turns": _turns(view, session, exchanges, tokens, jobs, replays),
     }
 
 
@@ -87,14 +92,36 @@ def _sizes(view: View, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
     return {row.id: view.sizes[row.id, row.blocks_left_out] for row in rows}
 
 
+def asked_in(view: View, session: SessionRow, rows: Sequence[ExchangeRow]) -> dict[int, str]:
+    """Exchange id -> what the user had just said, of requests whose history ends with a user's words."""
+    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    ends = {row.id: row.head_node_id for row in rows if row.head_node_id is not None and row.outcome != "side"}
+    heads = list(dict.fromkeys(ends.values()))
+    contents = dict(zip(heads, view.reader.node_contents(heads), strict=True))
+    return {
+        id: dialect.message_text(contents[head])[:ASKED_CHARS]
+        for id, head in ends.items()
+        if dialect.parse_message(contents[head]).role == "user"
+    }
+
+
+def _replay(job: JobRow | None, replay: ReplayRow | None, idle: tuple[str, str] | None) -> str | None:
+    if replay is None and job is not None and job.state == "queued" and idle is not None:
+        return f"not replayed: {idle[0]}"
+    return replay_line(job, replay)
+
+
 def _turns(
     view: View,
+    session: SessionRow,
     exchanges: Sequence[ExchangeRow],
     tokens: Mapping[int, Tokens],
     jobs: Mapping[int, JobRow],
     replays: Mapping[int, ReplayRow],
 ) -> list[Value]:
     found = []
+    asked = asked_in(view, session, exchanges)
+    idle = None if worker_runs(Path(view.settings.db)) else why_none(view.settings)
     for turn, members in groupby(sorted(exchanges, key=lambda row: (row.turn, row.id)), key=lambda row: row.turn):
         rows = list(members)
         own = [row for row in rows if row.outcome not in ("side", "opaque")] or rows
@@ -103,6 +130,7 @@ def _turns(
             {
                 "turn": turn,
                 "started_at": rows[0].started_at,
+                "asked": asked.get(own[0].id),
                 "boundary": own[0].boundary,
                 "reason": own[0].reason,
                 "requests": len(rows),
@@ -116,7 +144,7 @@ def _turns(
                 "output_tokens": _sum(row.output_tokens for row in rows),
                 "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),
                 "errors": sum(row.error is not None or (row.status or 200) >= 400 for row in rows),
-                "replay": replay_line(jobs.get(turn), replays.get(turn)),
+                "replay": _replay(jobs.get(turn), replays.get(turn), idle),
             }
         )
     return found

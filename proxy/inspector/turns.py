@@ -4,7 +4,7 @@ from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
 from proxy.dry_run import dry_run, graph_of
 from proxy.inspector.selections import show_selection
-from proxy.inspector.sessions import Value, View, is_running
+from proxy.inspector.sessions import Value, View, asked_in, is_running
 
 
 class UnknownTurn(LookupError):
@@ -28,6 +28,7 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         "turns": sorted({row.turn for row in exchanges}),
         "boundary": own[0].boundary,
         "reason": own[0].reason,
+        "asked": asked_in(view, session, own[:1]).get(own[0].id),
         "facts": {
             "mode": view.settings.mode,
             "outcome": own[0].outcome,
@@ -39,6 +40,7 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         "requests": [_request(view, row, tokens[row.id]) for row in rows],
         "selection": _selection(view, session, selection) if selection is not None else None,
         "selected_here": selection is not None and selection.turn == turn,
+        "served": selection is not None and selection.applied and not own[-1].fell_back,
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from graphstore.store.archive import open_reader
+from graphstore.store.marks import set_mark
 from graphstore.store.report import exchange_tokens, latest_selection
 from proxy.ledger import Price
 from tests.fakes.scripted_upstream import Fault, ScriptedUpstream
@@ -378,3 +379,64 @@ async def test_an_archive_without_sessions_says_how_to_begin(
         assert f"OPENAI_BASE_URL={visit.proxy.url}/v1" in await visit.text()
         await visit.page.click("nav >> text=Savings")
         await visit.page.wait_for_selector("text=No exchange yet.")
+
+
+async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    """It took over the colour, the outline and what was sent of a wide block beside it."""
+    blocks = {
+        "ordinal": [0, 1, 2], "kind": ["user", "tools", "tools"], "label": ["", "", ""], "tokens": [1, 50_000, 50_000],
+        "outlined": [True, False, False], "mark": [None, None, None],
+    }  # fmt: skip
+    rows = [{"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "density": [[], []]}]
+    async with visiting(browser, recorded, tmp_path, bypass_csp=True) as visit:
+        await visit.to("health")
+        left, right = await visit.page.evaluate(
+            """async (answer) => {
+                const { MapData, SessionMap } = await import(`${location.origin}/recap/static/map.js`);
+                const map = new SessionMap({ told() {}, opened() {} });
+                document.querySelector('main').append(map.element);
+                map.show(new MapData(answer));
+                await new Promise((resolve) => setTimeout(resolve, 200));
+                const canvas = map.canvas, pen = canvas.getContext('2d');
+                const line = pen.getImageData(0, 6 + 18 + 3, canvas.width, 1).data;
+                const strip = (share) => [...line.slice(4 * Math.round(64 + share * (canvas.width - 66))).slice(0, 3)];
+                return [strip(0.25), strip(0.75)];
+            }""",
+            {"blocks": blocks, "rows": rows},
+        )
+        assert right == [0x15, 0x80, 0x3D] and left == [0xC9, 0xCE, 0xD8], "sent on the right, left out before"
+
+
+async def test_a_turn_says_what_was_asked_and_keeps_what_a_person_typed_when_something_happens(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    name = recorded.names[CODING]
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.to(f"session/{name}/turn/5")
+        with open_reader(recorded.path) as reader:
+            session = reader.load_session(name)
+            assert session is not None
+            first = next(row for row in reader.session_exchanges(session.id) if row.turn == 5)
+            (raw,) = reader.node_contents([first.head_node_id or 0])
+        said = json.loads(raw)["content"]
+        assert said[:60].split("\n")[0] in await visit.text(".asked")
+        await visit.page.wait_for_selector("#live:text-is('live')")
+        await visit.page.fill(".filter input", "Bash")
+        shown = await visit.page.locator("table:has(caption:text-is('Blocks of the selection')) tbody tr").count()
+        set_mark(tmp_path / "recap.db", session.id, 1, "pin", clock=visit.clock)
+        async with visit.page.expect_response("**/turns/5", timeout=DEADLINE_MS):
+            pass
+        assert await visit.page.input_value(".filter input") == "Bash" and shown > 0
+        rows = visit.page.locator("table:has(caption:text-is('Blocks of the selection')) tbody tr")
+        assert await rows.count() == shown
+
+
+async def test_a_refused_selection_is_not_said_to_have_been_sent(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.to(f"session/{recorded.names[HOSTILE]}/turn/2")
+        text = await visit.text()
+        assert "The upstream refused the request" in text and "Would send" in text and "would be left out" in text

@@ -33,8 +33,15 @@ export function fill(element, ...children) {
   return element;
 }
 
+const SAID_MS = 6000;
+let saying = null;
+
+/** A word on what just happened, which goes by itself. */
 export function say(text) {
-  document.getElementById("said").textContent = text;
+  const said = document.getElementById("said");
+  said.textContent = text;
+  clearTimeout(saying);
+  saying = setTimeout(() => { said.textContent = ""; }, SAID_MS);
 }
 
 /**

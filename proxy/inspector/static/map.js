@@ -181,12 +181,22 @@ export class SessionMap {
     this.paint();
   }
 
-  zoomBy(factor, x = this.size.width / 2) {
+  /** About a place in the view: the pointer's, else the block that has the focus, else the middle. */
+  zoomBy(factor, x = this.#middle()) {
     const before = (this.element.scrollLeft + x - LABEL) / this.zoom;
     this.zoom = Math.max(1, this.zoom * factor);
     this.layout();
     this.element.scrollLeft = before * this.zoom - x + LABEL;
     this.paint();
+  }
+
+  #middle() {
+    if (this.focus) {
+      const { starts } = this.data.rows[this.focus.row];
+      const x = LABEL + starts[this.focus.place] * this.base * this.zoom - this.element.scrollLeft;
+      if (x >= LABEL && x <= this.size.width) return x;
+    }
+    return this.size.width / 2;
   }
 
   fit() {
@@ -241,25 +251,25 @@ export class SessionMap {
       const pixel = Math.floor(start) + 1;
       let end = x(i + 1);
       let last = i;
-      while (end < pixel && last + 1 < row.indexes.length) { // thinner than a pixel: the one with most attention shows
+      while (last + 1 < row.indexes.length && x(last + 2) <= pixel) { // all of them within one pixel
         last += 1;
         end = x(last + 1);
       }
       let best = null;
       let sent = false;
-      let outlined = false;
+      let outlined = -1;
       for (let k = i; k <= last; k += 1) {
         const index = row.indexes[k];
         const value = data.strength(row, index);
         if (value !== null && (best === null || value > best)) best = value;
         sent ||= !row.isOut(index);
-        outlined ||= data.outlined[index];
+        if (outlined < 0 && data.outlined[index]) outlined = index;
       }
       const width = Math.max(1, end - start - (end - start > 4 ? 1 : 0));
       pen.fillStyle = best === null ? colours.unseen : colours.ramp[Math.min(SHADES - 1, Math.floor(best * SHADES))];
       pen.fillRect(start, y, width, BAND);
-      if (outlined) {
-        pen.strokeStyle = pen.fillStyle = this.#outline(row.indexes[i]);
+      if (outlined >= 0) {
+        pen.strokeStyle = pen.fillStyle = this.#outline(outlined);
         pen.lineWidth = 1.5;
         if (width > 3) pen.strokeRect(start + 0.75, y + 0.75, width - 1.5, BAND - 1.5);
         else pen.fillRect(start, y, width, 2);

@@ -13,7 +13,8 @@ const CHANGES = {
   "out at once": "first selected from now, and left out",
 };
 
-export function selectionView(name, selection, comparedWith) {
+/** `served`: it was sent; otherwise it says what would have been. */
+export function selectionView(name, selection, comparedWith, served) {
   if (!selection.blocks.length) return h("p", { class: "quiet" }, "No history yet: there is nothing to choose from.");
   const { spent } = selection;
   const left = Math.max(0, selection.budget - selection.cost);
@@ -25,7 +26,7 @@ export function selectionView(name, selection, comparedWith) {
   const list = h("div");
   const draw = () => {
     const wanted = chosen.text.toLowerCase();
-    fill(list, blocks(name, selection.rule, selection.blocks.filter((block) =>
+    fill(list, blocks(name, selection.rule, served, selection.blocks.filter((block) =>
       (!chosen.change || block.change === chosen.change) && (!wanted || `${block.label} ${block.detail} ${block.kind} ${block.ordinal}`.toLowerCase().includes(wanted)))));
   };
   const chips = Object.keys(CHANGES).filter((change) => selection.changes[change]).map((change) => {
@@ -39,23 +40,25 @@ export function selectionView(name, selection, comparedWith) {
   draw();
   const { weights } = selection;
   return h("div", {},
-    h("p", {}, `${selection.applied ? "Sent" : "Would send"} ${number(kept)} of ${plural(selection.blocks.length, "history block")}: ${number(selection.cost)} of ${number(selection.total)} characters (${share(selection.cost, selection.total)}), budget ${number(selection.budget)}.`),
+    h("p", {}, `${served ? "Sent" : "Would send"} ${number(kept)} of ${plural(selection.blocks.length, "history block")}: ${number(selection.cost)} of ${number(selection.total)} characters (${share(selection.cost, selection.total)}), budget ${number(selection.budget)}.`),
     bar("budget in characters", parts, selection.budget),
     h("p", { class: "legends" }, parts.map((part) => h("span", { class: "legend" }, h("i", { class: part.tone }), `${part.name} ${part.text}`))),
     h("p", {}, `Against ${comparedWith}: `, h("span", { class: "chips", role: "group", "aria-label": "Show only" }, chips)),
-    h("p", { class: "quiet" }, selection.selector === "recap" ? "" : `Selector ${selection.selector}, not recap. `, `Rule ${selection.rule}: score = ${signals(selection.rule)} + ${weights.lam} z(words) + ${weights.eps} explore, less ${weights.kappa} if stale. z: standard deviations from the blocks' mean.`),
+    h("p", { class: "quiet" }, selection.selector === "recap" ? "" : `Selector ${selection.selector}, not recap. `, `Rule ${selection.rule}: score = ${signals(selection.rule)} + ${weights.lam} z(words) + ${weights.eps} explore, less ${weights.kappa} if stale. z: standard deviations from the blocks' mean. Blocks are packed by rank, in characters; one that is larger than what is left is passed over ("did not fit").`),
     h("label", { class: "filter" }, "Filter blocks ", h("input", { type: "search", oninput: (event) => { chosen.text = event.target.value; draw(); } })),
     list);
 }
 
 const signals = (rule) => ({ paper: "z(u)", mass: "z(u)", "past-use": "z(past)", hybrid: "z(u) + z(past)" })[rule] ?? rule;
 
-function blocks(name, rule, rows) {
+function blocks(name, rule, served, rows) {
+  const words = served ? ["sent", "left out"] : ["would be sent", "would be left out"];
   return table("Blocks of the selection", [
     { name: "block", cell: (row) => [h("a", { href: `#/session/${path(name)}/block/${row.ordinal}` }, `${row.ordinal}`), h("span", { class: "quiet" }, ` ${row.kind ?? ""}`)] },
-    { name: "what became of it", cell: (row) => [h("span", { class: `state ${row.kept ? "kept" : "out"}` }, row.kept ? "sent" : "left out"), h("span", { class: "quiet" }, ` ${row.change}`)] },
+    { name: "what became of it", cell: (row) => [h("span", { class: `state ${row.kept ? "kept" : "out"}` }, words[row.kept ? 0 : 1]), h("span", { class: "quiet" }, ` ${row.change}`)] },
     { name: "why", cell: (row) => h("span", { class: "why" }, row.kept && row.detail ? `${row.rule}: ${row.detail}` : row.detail || row.rule) },
     { name: "tokens", right: true, cell: (row) => number(row.tokens) },
+    { name: "characters", right: true, title: "what counts against the budget", cell: (row) => number(row.cost) },
     { name: "rank", right: true, cell: (row) => number(row.rank) },
     { name: "score", right: true, cell: (row) => score(row.score) },
     rows.some((row) => row.u !== null) && { name: "u", right: true, title: "importance that replays gave it, as the selection knew it", cell: (row) => [small(row.u), row.stale && h("span", { class: "state bad" }, "stale")] },

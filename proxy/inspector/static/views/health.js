@@ -24,7 +24,8 @@ function page(answer) {
   return [
     h("h1", { tabindex: "-1" }, "Health"),
     h("div", { class: "columns" },
-      h("section", { class: "card" }, h("h2", {}, "Proxy ", state(health.status, health.status === "ok")), facts([
+      h("section", { class: "card" }, h("h2", {}, "Proxy ", state(health.status, health.status === "ok")),
+        answer.upstream_problem && h("p", { class: "notice bad" }, `The last request failed: ${answer.upstream_problem}`), facts([
         ["version", health.version], ["upstream", health.upstream], ["mode", health.mode], ["running for", duration(now() - answer.started_at)]])),
       h("section", { class: "card" }, h("h2", {}, "Archive ", state(archive.state, archive.state === "ok")),
         trouble(archive.problem),

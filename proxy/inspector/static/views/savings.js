@@ -40,7 +40,7 @@ const columns = (priced) => [
   { name: "input", right: true, title: "by the provider", cell: (row) => number(row.input_tokens) },
   { name: "untouched", right: true, title: "estimate of the input without the proxy", cell: (row) => number(row.untouched_input_tokens) },
   { name: "saved", cell: (row) => [`${number(row.saved_tokens)} (${share(row.saved_tokens, row.untouched_input_tokens)})`, bar("input", [
-    { name: "sent", value: row.input_tokens, text: number(row.input_tokens), tone: "sent" }, { name: "saved", value: Math.max(0, row.saved_tokens), text: number(row.saved_tokens), tone: "out" }], row.untouched_input_tokens)] },
+    { name: "saved", value: Math.max(0, row.saved_tokens), text: number(row.saved_tokens), tone: "sent" }, { name: "paid", value: row.input_tokens, text: number(row.input_tokens), tone: "out" }], row.untouched_input_tokens)] },
   { name: "cached", right: true, cell: (row) => share(row.cached_tokens, row.input_tokens) },
   { name: "output", right: true, cell: (row) => number(row.output_tokens) },
   ...(priced ? [

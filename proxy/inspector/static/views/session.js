@@ -87,6 +87,7 @@ function lines(name, turns) {
   const newest = [...turns].reverse();
   return table("Turns, the newest first", [
     { name: "turn", cell: (row) => h("a", { href: `#/session/${path(name)}/turn/${row.turn}`, "data-key": `turn ${row.turn}` }, `turn ${row.turn}`) },
+    { name: "asked", cell: (row) => h("span", { class: "label" }, row.asked ? (row.asked.length > 140 ? `${row.asked.slice(0, 139)}…` : row.asked) : "–") },
     { name: "began", cell: (row) => moment(row.started_at) },
     { name: "boundary", cell: (row) => [row.running && h("span", { class: "state running" }, "running"), row.boundary === "cold" ? h("span", { class: "state cold" }, "cold") : row.boundary === "warm" ? "warm" : "left alone", h("span", { class: "quiet below" }, row.reason)] },
     { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: (row) => [

@@ -86,7 +86,7 @@ function show(rows) {
       row.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { class: "state", "data-cold-at": row.cold_at }) },
     { name: "state", cell: (row) => row.state === "normal" ? "normal" : h("span", { class: "state bad", title: row.state_reason }, row.state, row.state_reason && h("span", { class: "quiet below" }, short(row.state_reason))) },
     { name: "last active", cell: (row) => h("time", { datetime: new Date(1000 * row.last_active_at).toISOString() }, moment(row.last_active_at)) },
-  ], rows, { step: 100, key: (row) => row.name, empty: "No session has this in its title, model or client." });
+  ], rows, { step: 100, key: (row) => row.name, empty: "No session has this in its title, model or client; what was said is searched above." });
 }
 
 function sizes(row) {

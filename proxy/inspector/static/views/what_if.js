@@ -11,7 +11,7 @@ export async function open(root, name) {
     event.preventDefault();
     try {
       const answer = await post(`sessions/${path(name)}/what-if`, { query: query.value });
-      fill(result, h("section", { class: "card" }, h("h2", {}, "What would be kept"), selectionView(name, answer.selection, `${answer.compared_with} that is sent at present`)));
+      fill(result, h("section", { class: "card" }, h("h2", {}, "What would be kept"), selectionView(name, answer.selection, `${answer.compared_with} that is sent at present`, false)));
     } catch (error) {
       fill(result, h("p", { class: "bad", role: "alert" }, error.message));
     }
