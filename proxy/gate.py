@@ -50,11 +50,30 @@ class Gate:
         refusal = None
         if scope["type"] == "http":
             refusal = check_caller(scope["headers"], self._settings, needs_key=not is_page(scope))
+            refusal = refusal or check_destination(scope["path"], scope["headers"])
         if refusal is None:
             await self._app(scope, receive, send)
         else:
             body = render_error(refusal.message, code=refusal.code)
             await ClientConnection(scope, receive, send).respond(refusal.status, body)
+
+
+def check_destination(path: str, headers: Headers) -> Refusal | None:
+    """Why a browser must not show or run what the upstream would answer here. Pure.
+
+    It would do so on the inspector's own origin, with all that the inspector may. Clients fetch; they neither navigate
+    nor embed. Browsers that send no Fetch Metadata (plain http beyond loopback) are known by what they accept.
+    """
+    if path == "/recap" or path.startswith("/recap/"):
+        return None
+    destination = value_of(headers, b"sec-fetch-dest").lower()
+    is_shown = destination not in (b"", b"empty") or value_of(headers, b"sec-fetch-mode").lower() == b"navigate"
+    accepts = value_of(headers, b"accept").lower()
+    is_browser = accepts.startswith(b"text/html") and b"application/xhtml+xml" in accepts
+    if is_shown or is_browser or value_of(headers, b"service-worker"):
+        message = "Pages of the upstream are not shown here: this address is for clients. The inspector is at /recap/."
+        return Refusal(403, "not_for_browsers", message)
+    return None
 
 
 def is_page(scope: Scope) -> bool:

@@ -21,7 +21,10 @@ class Changes:
         with self._lock, explained():
             if self._connection is None:
                 uri = f"{self._path.as_uri()}?mode=ro"
-                self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+                # Never waits for a lock: whoever closes waits for the look that is under way, on the event loop.
+                self._connection = sqlite3.connect(
+                    uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
+                )
             version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
             changed, self._seen = version != self._seen, version
             return changed

@@ -78,3 +78,38 @@ async def test_proxy_key_stays_here() -> None:
         call = await upstream.call()
     assert reply.status == 200
     assert not call.header(b"x-recap-key")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document"), ("Sec-Fetch-Site", "none")],
+        [("Sec-Fetch-Dest", "iframe"), ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Site", "same-origin")],
+        [("Sec-Fetch-Dest", "script"), ("Sec-Fetch-Mode", "no-cors")],
+        [("Sec-Fetch-Dest", "object")],
+        [("Service-Worker", "script")],
+        [("Accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")],
+    ],
+)
+async def test_no_browser_shows_or_runs_what_the_upstream_answers(headers: list[tuple[str, str]]) -> None:
+    """It would run on the inspector's origin: read its token and the archive, pin and mute."""
+    async with raw_upstream() as upstream, running_proxy(Settings(upstream=upstream.url)) as proxy:
+        reply = await exchange(proxy.port, request("/some/page", method="GET", headers=headers))
+        calls = len(upstream.calls)
+    assert (reply.status, calls) == (403, 0) and b"not_for_browsers" in reply.body
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("Accept", "*/*")],
+        [("Accept", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2")],  # Java's own client
+        [("Sec-Fetch-Dest", "empty"), ("Sec-Fetch-Mode", "cors"), ("Sec-Fetch-Site", "same-origin")],
+    ],
+)
+async def test_clients_that_fetch_pass(headers: list[tuple[str, str]]) -> None:
+    async with raw_upstream() as upstream, running_proxy(Settings(upstream=upstream.url)) as proxy:
+        reply = await exchange(proxy.port, request("/v1/models", method="GET", headers=headers))
+        calls = len(upstream.calls)
+    assert (reply.status, calls) == (200, 1)
