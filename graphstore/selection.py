@@ -195,8 +195,8 @@ def select(
     allowance = int((1 + parameters.delta) * budget + ROUNDING)
 
     muted = {i for i, block in enumerate(history) if block.mark == "mute" and i not in reasons}
-    packable = selector.packs([block.kind for block in history])
-    ranking = [i for i in range(len(history)) if i in packable and i not in reasons and i not in muted]
+    unpacked = muted if selector.bars is None else muted | selector.bars([block.kind for block in history])
+    ranking = [i for i in range(len(history)) if i not in reasons and i not in unpacked]
     order = _order(selector, scores, ordinals, seed=parameters.seed, session=session, turn=turn)
     ranking.sort(key=order.__getitem__, reverse=True)  # stable, also in reverse: ties stay chronological
     packed, cost = _pack(ranking, costs, protected_cost, budget)

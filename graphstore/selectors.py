@@ -31,22 +31,17 @@ def _everything(kinds: Sequence[BlockKind]) -> set[int]:
     return set(range(len(kinds)))
 
 
-def _nothing(kinds: Sequence[BlockKind]) -> set[int]:
-    return set()
-
-
-def _but_old_tools(kinds: Sequence[BlockKind]) -> set[int]:
-    tools = [position for position, kind in enumerate(kinds) if kind == "tools"]
-    return _everything(kinds).difference(tools[:-TOOL_BLOCKS_KEPT])
+def _old_tools(kinds: Sequence[BlockKind]) -> set[int]:
+    return set([position for position, kind in enumerate(kinds) if kind == "tools"][:-TOOL_BLOCKS_KEPT])
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """`packs` says which positions of a history, by the kinds of its blocks, may be packed."""
+    """`bars` says which positions of a history, by the kinds of its blocks, are not packed; None: each may be."""
 
     name: SelectorName
     order: Literal["score", "newest", "draw"] = "score"
-    packs: Callable[[Sequence[BlockKind]], set[int]] = _everything
+    bars: Callable[[Sequence[BlockKind]], set[int]] | None = None
     uses_graph: bool = False  # importance, stale marks, expansion
     protects_edits: bool = False
     is_bounded: bool = True  # by the budget
@@ -60,8 +55,8 @@ SELECTORS: dict[SelectorName, Selector] = {
         Selector("recap-without-graph", protects_edits=True),
         Selector("recency", "newest"),
         Selector("random", "draw"),
-        Selector("user-messages", "newest", packs=_nothing),
-        Selector("clear-tool-results", "newest", packs=_but_old_tools, is_bounded=False),
+        Selector("user-messages", "newest", bars=_everything),
+        Selector("clear-tool-results", "newest", bars=_old_tools, is_bounded=False),
         Selector("full", "newest", is_bounded=False),
     )
 }

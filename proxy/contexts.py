@@ -14,7 +14,7 @@ from graphstore.records import ExchangeRow
 from graphstore.replays import ReplayJob
 from graphstore.store.reader import Reader
 from graphstore.store.report import left_out_of
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect
 from proxy.dialects.content import NOTICE
 from proxy_model.context import ContextBlock, Part, Role
@@ -54,7 +54,7 @@ def context_of(reader: Reader, job: ReplayJob) -> Context:
     exchange = reader.load_exchange(job.exchange_id)
     if exchange is None or exchange.head_node_id is None:
         raise ReplayError(f"exchange {job.exchange_id} is not in the archive", LOST)
-    dialect = DIALECTS[exchange.dialect]  # type: ignore[index]  # written from a DialectName
+    dialect = stored_dialect(exchange.dialect)
     contents = reader.path_contents(exchange.head_node_id)
     served = _served(reader, job, exchange, contents)
     start = _turn_start(reader, job, dialect, contents)

@@ -15,7 +15,7 @@ from graphstore.selectors import SELECTORS, SelectorName
 from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import latest_answer
 from proxy.conversations import parameters_of, rule_of
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
 from proxy.dialects.base import ParsedRequest
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
@@ -44,7 +44,7 @@ def dry_run(
     reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
 ) -> tuple[SelectionRow, ContextGraph]:
     """As if the client had sent its history, the last answer and this query. Adds what is new to `blocks`."""
-    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    dialect = stored_dialect(session.dialect)
     contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
     answer = latest_answer(reader, session)
     if not any(dialect.parse_message(raw).calls for raw in answer):  # a call without its result is never rewritten

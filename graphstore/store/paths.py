@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sqlalchemy import Connection, select
 
+from graphstore.store.reader import among, path_to
 from graphstore.store.schema import messages, nodes
-
-LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,7 @@ class Walk:
 def load_paths(db: Connection, heads: Iterable[int]) -> dict[int, Path]:
     """The history that ends at each of these nodes; unknown nodes have none."""
     found: dict[int, Path] = {}
-    wanted = sorted(set(heads))
-    depths: dict[int, int] = {}
-    for start in range(0, len(wanted), LOOKUP_MAX):
-        query = select(nodes.c.id, nodes.c.depth).where(nodes.c.id.in_(wanted[start : start + LOOKUP_MAX]))
-        depths |= dict(tuple(row) for row in db.execute(query))
+    depths = dict(tuple(row) for row in among(db, select(nodes.c.id, nodes.c.depth), nodes.c.id, heads))
     for head in sorted(depths, key=lambda node: -depths[node]):
         if head in found:
             continue
@@ -57,13 +53,8 @@ def load_paths(db: Connection, heads: Iterable[int]) -> dict[int, Path]:
 
 
 def _walk(db: Connection, head: int) -> Walk:
-    start = select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id, nodes.c.depth).where(nodes.c.id == head)
-    path = start.cte("path", recursive=True)
-    step = select(nodes.c.id, nodes.c.parent_id, nodes.c.message_id, nodes.c.depth)
-    path = path.union_all(step.join(path, nodes.c.id == path.c.parent_id))
+    path = path_to(head)
     query = select(path.c.id, messages.c.tokens).join(messages, messages.c.id == path.c.message_id)
     rows = [(node, tokens) for node, tokens in db.execute(query.order_by(path.c.depth))]
-    sums = [0]
-    for _, tokens in rows:
-        sums.append(sums[-1] + tokens)
+    sums = [0, *accumulate(tokens for _, tokens in rows)]
     return Walk([node for node, _ in rows], {node: i for i, (node, _) in enumerate(rows)}, sums)

@@ -109,20 +109,20 @@ class Reader:
         """Digest -> (node id, depth, message id) of the chain nodes that are stored."""
         query = select(nodes.c.digest, nodes.c.id, nodes.c.depth, nodes.c.message_id)
         with self.snapshot() as db:
-            rows = _among(db, query, nodes.c.digest, digests)
+            rows = among(db, query, nodes.c.digest, digests)
             return {row.digest: (row.id, row.depth, row.message_id) for row in rows}
 
     def find_messages(self, digests: Iterable[bytes]) -> dict[bytes, int]:
         """Digest -> id of the messages that are stored."""
         with self.snapshot() as db:
-            rows = _among(db, select(messages.c.digest, messages.c.id), messages.c.digest, digests)
+            rows = among(db, select(messages.c.digest, messages.c.id), messages.c.digest, digests)
             return {row.digest: row.id for row in rows}
 
     def message_contents(self, ids: Iterable[int]) -> dict[int, bytes]:
         """Id -> raw bytes of the messages that are stored."""
         query = select(messages.c.id, messages.c.codec, messages.c.content)
         with self.snapshot() as db:
-            return {row.id: unpack(row.codec, row.content) for row in _among(db, query, messages.c.id, ids)}
+            return {row.id: unpack(row.codec, row.content) for row in among(db, query, messages.c.id, ids)}
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -166,14 +166,14 @@ class Reader:
         self, query: Select[Any], column: ColumnElement[Any], node_ids: Iterable[int]
     ) -> list[SessionRow]:
         with self.snapshot() as db:
-            found = {row.id: row for row in (_session(row) for row in _among(db, query, column, node_ids))}
+            found = {row.id: row for row in (_session(row) for row in among(db, query, column, node_ids))}
         return sorted(found.values(), key=lambda row: (row.last_active_at, row.id), reverse=True)
 
     # -- histories ----------------------------------------------------------------------------------------------
 
     def load_path(self, head_node_id: int) -> list[tuple[int, bytes, int, bytes]]:
         """(node id, node digest, message id, message digest) of every position up to this node, the first one first."""
-        path = _path(head_node_id)
+        path = path_to(head_node_id)
         query = (
             select(path.c.id, path.c.digest, messages.c.id, messages.c.digest)
             .join(messages, messages.c.id == path.c.message_id)
@@ -184,7 +184,7 @@ class Reader:
 
     def path_contents(self, head_node_id: int) -> list[bytes]:
         """Raw bytes of every message up to this node, the first one first."""
-        path = _path(head_node_id)
+        path = path_to(head_node_id)
         query = (
             select(messages.c.codec, messages.c.content)
             .join(path, messages.c.id == path.c.message_id)
@@ -198,7 +198,7 @@ class Reader:
         query = select(nodes.c.id, messages.c.codec, messages.c.content)
         query = query.join(messages, messages.c.id == nodes.c.message_id)
         with self.snapshot() as db:
-            found = {row.id: unpack(row.codec, row.content) for row in _among(db, query, nodes.c.id, node_ids)}
+            found = {row.id: unpack(row.codec, row.content) for row in among(db, query, nodes.c.id, node_ids)}
         return [found[node] for node in node_ids if node in found]
 
     def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]:
@@ -221,7 +221,7 @@ class Reader:
             standing = _present_nodes(db, session_id)
             query = select(nodes.c.id, messages.c.tokens).join(messages, messages.c.id == nodes.c.message_id)
             ids = (node for nodes_of_block in standing.values() for node in nodes_of_block)
-            tokens = dict(tuple(row) for row in _among(db, query, nodes.c.id, ids))
+            tokens = dict(tuple(row) for row in among(db, query, nodes.c.id, ids))
         return {ordinal: sum(tokens[node] for node in members) for ordinal, members in standing.items()}
 
     def load_edges(self, session_id: int) -> list[EdgeRow]:
@@ -297,19 +297,14 @@ class Reader:
             return [_exchange(row) for row in db.execute(query)]
 
     def load_exchange(self, exchange_id: int) -> ExchangeRow | None:
-        with self.snapshot() as db:
-            row = db.execute(select(exchanges).where(exchanges.c.id == exchange_id)).first()
-            return None if row is None else _exchange(row)
+        return self._first_exchange(select(exchanges).where(exchanges.c.id == exchange_id))
 
-    def latest_exchange(self) -> ExchangeRow | None:
-        """The newest of all sessions."""
+    def last_exchange(self, session_id: int | None = None) -> ExchangeRow | None:
+        """The newest of a session; None: of all sessions."""
         query = select(exchanges).order_by(exchanges.c.id.desc()).limit(1)
-        with self.snapshot() as db:
-            row = db.execute(query).first()
-            return None if row is None else _exchange(row)
+        return self._first_exchange(query if session_id is None else query.where(exchanges.c.session_id == session_id))
 
-    def last_exchange(self, session_id: int) -> ExchangeRow | None:
-        query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id.desc()).limit(1)
+    def _first_exchange(self, query: Select[Any]) -> ExchangeRow | None:
         with self.snapshot() as db:
             row = db.execute(query).first()
             return None if row is None else _exchange(row)
@@ -319,7 +314,7 @@ class Reader:
         query = select(answers.c.exchange_id, answers.c.position, answers.c.message_id)
         found: dict[int, list[int]] = {}
         with self.snapshot() as db:
-            for exchange, _, message in sorted(map(tuple, _among(db, query, answers.c.exchange_id, exchange_ids))):
+            for exchange, _, message in sorted(map(tuple, among(db, query, answers.c.exchange_id, exchange_ids))):
                 found.setdefault(exchange, []).append(message)
         return {exchange: tuple(members) for exchange, members in found.items()}
 
@@ -375,7 +370,7 @@ def _next_id(db: Connection, table: Table) -> int:
     return int(db.scalar(select(func.coalesce(func.max(table.c.id), 0))) or 0) + 1
 
 
-def _among(
+def among(
     db: Connection, query: Select[Any], column: ColumnElement[Any], wanted: Iterable[object]
 ) -> Iterator[Row[Any]]:
     """Rows whose column is one of the wanted values, asked for in pieces."""
@@ -384,7 +379,7 @@ def _among(
         yield from db.execute(query.where(column.in_(values[start : start + LOOKUP_MAX])))
 
 
-def _path(head_node_id: int | ColumnElement[int]) -> CTE:
+def path_to(head_node_id: int | ColumnElement[int]) -> CTE:
     """Recursive walk from a node to the beginning of its history."""
     start = select(nodes).where(nodes.c.id == head_node_id).cte("path", recursive=True)
     return start.union_all(select(nodes).join(start, nodes.c.id == start.c.parent_id))
@@ -393,7 +388,7 @@ def _path(head_node_id: int | ColumnElement[int]) -> CTE:
 def _present_nodes(db: Connection, session_id: int) -> dict[int, tuple[int, ...]]:
     """Ordinal -> node ids in order of depth: those on the session's path, else all of the block."""
     head = select(sessions.c.head_node_id).where(sessions.c.id == session_id).scalar_subquery()
-    path = _path(head)
+    path = path_to(head)
     query = (
         select(block_nodes.c.ordinal, nodes.c.id, path.c.id.is_not(None))
         .join(nodes, nodes.c.id == block_nodes.c.node_id)

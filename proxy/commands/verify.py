@@ -8,7 +8,7 @@ from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
 from proxy.commands.text import count
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
 from proxy.settings import Settings
 
 
@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
     """The blocks that a history's messages form."""
-    parse = DIALECTS[session.dialect].parse_message  # type: ignore[index]  # written from a DialectName
+    parse = stored_dialect(session.dialect).parse_message
     return cut_blocks([parse(raw) for raw in contents]).blocks

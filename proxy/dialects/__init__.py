@@ -5,3 +5,8 @@ from proxy.dialects.chat import ChatDialect
 from proxy.dialects.responses import ResponsesDialect
 
 DIALECTS: dict[DialectName, Dialect] = {"chat": ChatDialect(), "responses": ResponsesDialect()}
+
+
+def stored_dialect(name: str) -> Dialect:
+    """The dialect that a row of the archive names: it was written from a `DialectName`."""
+    return DIALECTS[name]  # type: ignore[index]

@@ -5,7 +5,8 @@ from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import block_readings, latest_selection
 from graphstore.store.session_map import turns_of
 from proxy.conversations import parameters_of, rule_of
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
+from proxy.dialects.base import Dialect
 from proxy.inspector.maps import runs
 from proxy.inspector.sessions import Value, View
 from proxy.marking import find_block, protection
@@ -52,13 +53,18 @@ def _end(blocks: dict[int, BlockRow], ordinal: int, weight: float) -> Value:
     return {"ordinal": ordinal, "label": block.label if block else "", "weight": weight}
 
 
+def readable(dialect: Dialect, raw: bytes) -> str:
+    """What a message says and calls."""
+    return "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part)
+
+
 def _messages(reader: Reader, session: SessionRow, block: BlockRow) -> list[Value]:
     """As they were sent (raw), and what of that is text or a call."""
-    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    dialect = stored_dialect(session.dialect)
     return [
         {
             "role": dialect.parse_message(raw).role,
-            "text": "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part),
+            "text": readable(dialect, raw),
             "raw": raw.decode("utf-8", "replace"),
         }
         for raw in reader.node_contents(block.node_ids)

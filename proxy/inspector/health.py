@@ -38,7 +38,7 @@ def show_health(view: View, said: Value) -> Value:
 
 def _of_the_last(reader: Reader) -> str | None:
     """Why the latest request got no answer from the upstream; None when it got one."""
-    last = reader.latest_exchange()
+    last = reader.last_exchange()
     if last is None or last.ending == "running" or (last.status is not None and last.status < 500):
         return None
     problem, remedy = _explained(last)

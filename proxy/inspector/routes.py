@@ -179,26 +179,27 @@ class Inspector:
         )
 
     async def _what_if(self, request: Request) -> Response:
-        try:
-            given = await _body(request, WhatIfRequest)
-        except BadRequest as error:
-            return _error(400, "bad_request", str(error))
-        return await self._answer(request, lambda view: show_what_if(view, _session(view, request), given.query))
+        return await self._answer_to(
+            request, WhatIfRequest, lambda view, given: show_what_if(view, _session(view, request), given.query)
+        )
 
     async def _mark(self, request: Request) -> Response:
-        try:
-            given = await _body(request, MarkRequest)
-        except BadRequest as error:
-            return _error(400, "bad_request", str(error))
-
-        def mark(view: View) -> Value:
+        def mark(view: View, given: MarkRequest) -> Value:
             block = _part(request, "block")
             mark_block(view.reader, self._settings.db, _session(view, request), block, given.mark, clock=self._clock)
             return {"ordinal": block, "mark": given.mark}
 
-        return await self._answer(request, mark)
+        return await self._answer_to(request, MarkRequest, mark)
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    async def _answer_to(self, request: Request, wanted: type[T], look: Callable[[View, T], Value]) -> Response:
+        """The answer to what a body asks for."""
+        try:
+            given = await _body(request, wanted)
+        except BadRequest as error:
+            return _error(400, "bad_request", str(error))
+        return await self._answer(request, lambda view: look(view, given))
 
     async def _answer(self, request: Request, look: Callable[[View], Value]) -> Response:
         """Run a view in a thread. Whatever fails becomes an answer that says what and what to do."""

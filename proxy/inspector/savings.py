@@ -1,12 +1,13 @@
 """What was saved, per session, day and in all: sums over stored exchanges, money where the user gave prices."""
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Sequence
 
 from graphstore.records import ExchangeRow
 from graphstore.store.report import exchange_tokens
 from proxy.inspector.sessions import Value, View
-from proxy.ledger import Entry, Totals, entries, price_of, total
+from proxy.ledger import Entry, entries, price_of, total
 
 
 def show_savings(view: View) -> Value:
@@ -21,13 +22,14 @@ def show_savings(view: View) -> Value:
         every += rows
         name = {"session": session.name, "title": session.title, "kind": session.kind, "model": session.model}
         sessions.append(name | _line(rows, own))
-    days = sorted({day_of(row) for row in every}, reverse=True)
+    days: dict[str, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
+    day = {row.id: day_of(row) for row in every}
+    for row in every:
+        days[day[row.id]][0].append(row)
+    for entry in found:
+        days[day[entry.exchange.id]][1].append(entry)
     return {
-        "days": [
-            {"day": day}
-            | _line([row for row in every if day_of(row) == day], [e for e in found if day_of(e.exchange) == day])
-            for day in days
-        ],
+        "days": [{"day": name} | _line(*days[name]) for name in sorted(days, reverse=True)],
         "sessions": sessions,
         "total": _line(every, found),
         "priced": bool(view.settings.prices),
@@ -40,9 +42,8 @@ def day_of(row: ExchangeRow) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(row.started_at))
 
 
-def _line(rows: Iterable[ExchangeRow], found: Iterable[Entry]) -> Value:
-    rows = list(rows)
-    sums: Totals = total(found)
+def _line(rows: Sequence[ExchangeRow], found: Sequence[Entry]) -> Value:
+    sums = total(found)
     money = sums.priced > 0
     return {
         "requests": len(rows),

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from graphstore.store.reader import Reader
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
+from proxy.inspector.blocks import readable
 from proxy.inspector.sessions import Value
 
 FOUND_MAX = 50
@@ -20,14 +21,14 @@ def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) 
     seen: set[int] = set()  # nodes: branches share their beginnings
     sessions = reader.list_sessions() if needle else []
     for position, session in enumerate(sessions):
-        dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+        dialect = stored_dialect(session.dialect)
         for block, _ in reversed(reader.load_blocks(session.id)):
             if len(found) >= FOUND_MAX or monotonic() > deadline:
                 return {"found": found, "complete": False, "sessions_read": position, "sessions": len(sessions)}
             fresh = [node for node in block.node_ids if node not in seen]
             seen.update(fresh)
             for raw in reader.node_contents(fresh):
-                text = "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part)
+                text = readable(dialect, raw)
                 if (place := _find(text, needle)) is not None:
                     found.append(
                         {

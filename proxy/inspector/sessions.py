@@ -12,7 +12,7 @@ from graphstore.store.report import SessionSummary, Tokens, exchange_tokens, sum
 from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
-from proxy.dialects import DIALECTS
+from proxy.dialects import stored_dialect
 from proxy.settings import Settings
 
 Value = dict[str, object]
@@ -92,9 +92,14 @@ def _sizes(view: View, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
     return {row.id: view.sizes[row.id, row.blocks_left_out] for row in rows}
 
 
+def own_of(rows: list[ExchangeRow]) -> list[ExchangeRow]:
+    """Those of a turn's requests that moved the session; all of them where none did."""
+    return [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+
+
 def asked_in(view: View, session: SessionRow, rows: Sequence[ExchangeRow]) -> dict[int, str]:
     """Exchange id -> what the user had just said, of requests whose history ends with a user's words."""
-    dialect = DIALECTS[session.dialect]  # type: ignore[index]  # written from a DialectName
+    dialect = stored_dialect(session.dialect)
     ends = {row.id: row.head_node_id for row in rows if row.head_node_id is not None and row.outcome != "side"}
     heads = list(dict.fromkeys(ends.values()))
     contents = dict(zip(heads, view.reader.node_contents(heads), strict=True))
@@ -120,11 +125,12 @@ def _turns(
     replays: Mapping[int, ReplayRow],
 ) -> list[Value]:
     found = []
-    asked = asked_in(view, session, exchanges)
+    in_order = sorted(exchanges, key=lambda row: (row.turn, row.id))
+    turns = {turn: list(members) for turn, members in groupby(in_order, key=lambda row: row.turn)}
+    asked = asked_in(view, session, [own_of(rows)[0] for rows in turns.values()])
     idle = None if worker_runs(Path(view.settings.db)) else why_none(view.settings)
-    for turn, members in groupby(sorted(exchanges, key=lambda row: (row.turn, row.id)), key=lambda row: row.turn):
-        rows = list(members)
-        own = [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+    for turn, rows in turns.items():
+        own = own_of(rows)
         last = own[-1]
         found.append(
             {

@@ -4,7 +4,7 @@ from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
 from proxy.dry_run import dry_run, graph_of
 from proxy.inspector.selections import show_selection
-from proxy.inspector.sessions import Value, View, asked_in, is_running
+from proxy.inspector.sessions import Value, View, asked_in, is_running, own_of
 
 
 class UnknownTurn(LookupError):
@@ -20,7 +20,7 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         listed = f"it has turns {known[0]} to {known[-1]}" if known else "it has none yet"
         raise UnknownTurn(f"{session.name} has no turn {turn}: {listed}")
     tokens = exchange_tokens(view.reader, rows)
-    own = [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+    own = own_of(rows)
     selection = _in_force(view, own)
     return {
         "session": session.name,

@@ -74,7 +74,7 @@ def transitions(recording: Recording, setting: Setting, reading: Reading) -> Ite
             if block.messages[0] not in known:
                 known[block.messages[0]] = read_identifiers(recording.text_of(block), reading)
         request = start
-        while request < end and _is_user(recording, request):
+        while request < end and recording.roles[request] == "user":
             request += 1
         yield Transition(
             session=recording.id,
@@ -87,13 +87,9 @@ def transitions(recording: Recording, setting: Setting, reading: Reading) -> Ite
         )
 
 
-def _is_user(recording: Recording, index: int) -> bool:
-    return b'"role":"user"' in recording.messages[index][:40]
-
-
 def _evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
     """Identifiers of what the agent says, calls and gets back in these messages."""
-    own = [i for i in range(start, end) if not _is_user(recording, i)]
+    own = [i for i in range(start, end) if recording.roles[i] != "user"]
     said = "\n".join([*(recording.texts[i] for i in own), *(recording.calls[i] for i in own)])
     return read_identifiers(said, reading)
 

@@ -48,8 +48,12 @@ class Recording:
     @cached_property
     def leading(self) -> int:
         """Number of instructions before the first other message."""
-        roles = (CHAT.parse_message(raw).role for raw in self.messages)
-        return next((i for i, role in enumerate(roles) if role != "instruction"), len(self.messages))
+        return next((i for i, role in enumerate(self.roles) if role != "instruction"), len(self.messages))
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """As the dialect reads them."""
+        return tuple(CHAT.parse_message(raw).role for raw in self.messages)
 
     def text_of(self, block: Block) -> str:
         return "\n".join(self.texts[self.leading + i] for i in block.messages)

@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
+from graphstore.store.reader import Reader
 from proxy.conversations import open_conversations
 from proxy.settings import Settings
 from tests.browser import open_browser, why_absent
@@ -41,6 +43,13 @@ class Recorded:
     path: Path
     now: float
     names: dict[str, str]  # client id -> session name
+
+    @contextmanager
+    def opened(self, client_id: str) -> Iterator[tuple[Reader, SessionRow]]:
+        with open_reader(self.path) as reader:
+            session = reader.load_session(self.names[client_id])
+            assert session is not None
+            yield reader, session
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -39,9 +39,7 @@ async def test_the_list_shows_each_session_with_what_was_sent(
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:
     name = recorded.names[CODING]
-    with open_reader(recorded.path) as reader:
-        session = reader.load_session(name)
-        assert session is not None
+    with recorded.opened(CODING) as (reader, session):
         last = reader.last_exchange(session.id)
         assert last is not None
         tokens = exchange_tokens(reader, [last])[last.id]
@@ -72,9 +70,7 @@ async def test_the_map_shows_turns_boundaries_and_arcs_and_walks_by_keyboard(
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:
     name = recorded.names[CODING]
-    with open_reader(recorded.path) as reader:
-        session = reader.load_session(name)
-        assert session is not None
+    with recorded.opened(CODING) as (reader, session):
         edge = reader.load_edges(session.id)[0]
     async with visiting(browser, recorded, tmp_path) as visit:
         await visit.to(f"session/{name}")
@@ -125,9 +121,7 @@ async def test_a_turn_shows_its_facts_its_budget_and_every_block_with_its_reason
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:
     name = recorded.names[CODING]
-    with open_reader(recorded.path) as reader:
-        session = reader.load_session(name)
-        assert session is not None
+    with recorded.opened(CODING) as (reader, session):
         made = latest_selection(reader, session.id)
         assert made is not None
     async with visiting(browser, recorded, tmp_path) as visit:
@@ -156,9 +150,7 @@ async def test_a_block_is_there_verbatim_and_can_be_downloaded(
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:
     name = recorded.names[CODING]
-    with open_reader(recorded.path) as reader:
-        session = reader.load_session(name)
-        assert session is not None
+    with recorded.opened(CODING) as (reader, session):
         block = next(block for block, _ in reader.load_blocks(session.id) if block.ordinal == 13)
         raw = reader.node_contents(block.node_ids)
     async with visiting(browser, recorded, tmp_path) as visit:
@@ -415,9 +407,7 @@ async def test_a_turn_says_what_was_asked_and_keeps_what_a_person_typed_when_som
     name = recorded.names[CODING]
     async with visiting(browser, recorded, tmp_path) as visit:
         await visit.to(f"session/{name}/turn/5")
-        with open_reader(recorded.path) as reader:
-            session = reader.load_session(name)
-            assert session is not None
+        with recorded.opened(CODING) as (reader, session):
             first = next(row for row in reader.session_exchanges(session.id) if row.turn == 5)
             (raw,) = reader.node_contents([first.head_node_id or 0])
         said = json.loads(raw)["content"]

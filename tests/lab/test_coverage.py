@@ -42,6 +42,15 @@ def test_candidates_and_evidence_are_those_of_the_setting() -> None:
     assert len(whole[0].words) == 6, "the completed turn too"
 
 
+def test_a_user_is_known_wherever_the_role_stands() -> None:
+    """Some tools write the content first."""
+    turned = [dict(reversed(list(json.loads(raw).items()))) for raw in SESSION.messages]
+    for setting in ("B.1", "product"):
+        assert list(transitions(recording(turned, [0, 4, 8]), setting, "code")) == list(
+            transitions(SESSION, setting, "code")
+        )
+
+
 def test_coverage_is_the_share_of_the_weight_that_stands_in_the_packed() -> None:
     t = Transition(
         "s", 2, (1, 1, 1, 1),

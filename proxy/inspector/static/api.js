@@ -57,8 +57,7 @@ async function ask(address, options = {}) {
     const headers = { ...options.headers, ...(key === null ? {} : { "x-recap-key": key }) };
     try {
       response = await fetch(`api/${address}`, { ...options, headers });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
+    } catch {
       throw new Refused(0, "The proxy does not answer. Is it running?");
     }
     if (response.status !== 401) break;

@@ -1,5 +1,7 @@
 // Elements from values. Text becomes text nodes and nothing else: history is never taken for markup.
 
+import { number } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "rect", "line", "path", "title", "text", "g"]);
 
@@ -83,4 +85,13 @@ export function bar(label, parts, total) {
   return h("div", { class: "bar", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p.name} ${p.text}`).join(", ")}` },
     parts.filter((part) => part.value > 0).map((part) =>
       h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })));
+}
+
+/** How much of a history a request sent, in words and as a bar. */
+export function sizes({ tokens_sent: sent, tokens_full: full }) {
+  const parts = [
+    { name: "sent", value: sent, text: number(sent), tone: "sent" },
+    { name: "left out", value: full - sent, text: number(full - sent), tone: "out" },
+  ];
+  return [h("span", {}, `${number(sent)} of ${number(full)}`), bar("tokens", parts, full)];
 }

@@ -1,7 +1,7 @@
 // One session: how it stands, its map, its turns.
 
 import { Watched, now, path } from "../api.js";
-import { bar, facts, fill, h, table } from "../dom.js";
+import { facts, fill, h, sizes, table } from "../dom.js";
 import { duration, moment, number, plural, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
 
@@ -90,9 +90,7 @@ function lines(name, turns) {
     { name: "asked", cell: (row) => h("span", { class: "label" }, row.asked ? (row.asked.length > 140 ? `${row.asked.slice(0, 139)}…` : row.asked) : "–") },
     { name: "began", cell: (row) => moment(row.started_at) },
     { name: "boundary", cell: (row) => [row.running && h("span", { class: "state running" }, "running"), row.boundary === "cold" ? h("span", { class: "state cold" }, "cold") : row.boundary === "warm" ? "warm" : "left alone", h("span", { class: "quiet below" }, row.reason)] },
-    { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: (row) => [
-      `${number(row.tokens_sent)} of ${number(row.tokens_full)}`,
-      bar("tokens", [{ name: "sent", value: row.tokens_sent, text: number(row.tokens_sent), tone: "sent" }, { name: "left out", value: row.tokens_full - row.tokens_sent, text: number(row.tokens_full - row.tokens_sent), tone: "out" }], row.tokens_full)] },
+    { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: sizes },
     { name: "left out", right: true, cell: (row) => (row.blocks_left_out ? `${number(row.blocks_left_out)} of ${plural(row.blocks, "block")}` : "nothing") },
     { name: "requests", right: true, cell: (row) => [number(row.requests), row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
     { name: "input", right: true, title: "input tokens by the provider", cell: (row) => number(row.input_tokens) },

@@ -1,7 +1,7 @@
 // All sessions at a glance, and a search over what was said in them.
 
 import { Watched, get, now, path } from "../api.js";
-import { bar, fill, h, table } from "../dom.js";
+import { fill, h, sizes, table } from "../dom.js";
 import { duration, moment, number, plural, share } from "../format.js";
 
 const SEARCH_AFTER_MS = 350;
@@ -87,14 +87,6 @@ function show(rows) {
     { name: "state", cell: (row) => row.state === "normal" ? "normal" : h("span", { class: "state bad", title: row.state_reason }, row.state, row.state_reason && h("span", { class: "quiet below" }, short(row.state_reason))) },
     { name: "last active", cell: (row) => h("time", { datetime: new Date(1000 * row.last_active_at).toISOString() }, moment(row.last_active_at)) },
   ], rows, { step: 100, key: (row) => row.name, empty: "No session has this in its title, model or client; what was said is searched above." });
-}
-
-function sizes(row) {
-  const parts = [
-    { name: "sent", value: row.tokens_sent, text: number(row.tokens_sent), tone: "sent" },
-    { name: "left out", value: row.tokens_full - row.tokens_sent, text: number(row.tokens_full - row.tokens_sent), tone: "out" },
-  ];
-  return [h("span", {}, `${number(row.tokens_sent)} of ${number(row.tokens_full)}`), bar("tokens", parts, row.tokens_full)];
 }
 
 function hits(wanted, answer) {
