@@ -6,6 +6,7 @@ because a browser cannot send one with an address: the page holds nothing of any
 """
 
 import hmac
+import re
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,8 @@ from proxy.headers import PROXY_KEY, value_of
 from proxy.ports import Headers
 from proxy.settings import Settings
 from proxy.upstream.target import is_loopback
+
+_AUTHORITY = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/?#@\[\]]+))(?::[0-9]{0,5})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,9 @@ def is_page(scope: Scope) -> bool:
 
 
 def _hostname(authority: str) -> str:
-    """`localhost:8787` -> `localhost`, `[::1]:8787` -> `::1`."""
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0].lower()
-    return authority.partition(":")[0].lower()
+    """`localhost:8787` -> `localhost`, `[::1]:8787` -> `::1`; empty for what is no host with a port (RFC 9110, 4.1)."""
+    found = _AUTHORITY.fullmatch(authority)
+    return (found["literal"] or found["name"]).lower() if found is not None else ""
 
 
 def _is_known(name: str, settings: Settings) -> bool:

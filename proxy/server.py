@@ -21,6 +21,7 @@ from proxy.errors import StartError
 
 BACKLOG = 2048  # connections that wait to be accepted: a burst of sub-agents
 KEEP_ALIVE_S = 75  # longer than client pools keep a connection: we are never the one to close it under a request
+GRACE_S = 0.5  # for answers to people, who look again, when agents' answers alone are worth waiting for
 # How we mean to answer: a broken upstream breaks the client's connection, an upgrade gets 426.
 _EXPECTED = (
     "ASGI callable returned without completing response.",
@@ -80,8 +81,9 @@ async def serve(server: "Server", listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: ASGIApp, *, on_stop: Callable[[], None] = lambda: None) -> None:
-        """`on_stop` runs when the server is asked to stop: it ends what would never end by itself."""
+    def __init__(self, app: ASGIApp, *, on_stop: Callable[[], None] = lambda: None, cut_off: str | None = None) -> None:
+        """`on_stop` runs when the server is asked to stop. Requests below the path `cut_off` are waited for no longer
+        than `GRACE_S`: then their connections end, whatever they wait for."""
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -97,12 +99,20 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._on_stop = on_stop
+        self._cut_off = cut_off
         logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._on_stop()
+        if self._cut_off is not None:
+            asyncio.get_running_loop().call_later(GRACE_S, self._cut, self._cut_off)
         log.info("serve.stopping open_requests=%d", len(self.server_state.tasks))
+
+    def _cut(self, path: str) -> None:
+        for connection in list(self.server_state.connections):
+            if _is_below(path, connection):
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,6 +126,13 @@ class Server(uvicorn.Server):
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+
+def _is_below(path: str, connection: object) -> bool:
+    """Whether the latest request on this connection, if any, is for something below `path`. Its answer may be complete
+    and still wait in the transport for a reader."""
+    cycle = getattr(connection, "cycle", None)
+    return cycle is not None and cycle.scope["path"].startswith(path)
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:

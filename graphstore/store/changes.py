@@ -4,7 +4,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from graphstore.store.engine import explained
+from graphstore.store.engine import explained, file_identity
 
 
 class Changes:
@@ -14,12 +14,17 @@ class Changes:
         self._path = Path(path).absolute()
         self._connection: sqlite3.Connection | None = None
         self._seen: int | None = None
+        self._file: tuple[int, int] | None = None
         self._lock = threading.Lock()
 
     def happened(self) -> bool:
         """Whether something was committed since the last call; True at the first. Raises `ArchiveUnavailable`."""
         with self._lock, explained():
+            file = file_identity(self._path)
+            if self._connection is not None and file != self._file:  # another one stands there now, or none
+                self._drop()
             if self._connection is None:
+                self._file = file
                 uri = f"{self._path.as_uri()}?mode=ro"
                 # Never waits for a lock: whoever closes waits for the look that is under way, on the event loop.
                 self._connection = sqlite3.connect(
@@ -31,6 +36,9 @@ class Changes:
 
     def close(self) -> None:
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = self._seen = None  # versions of two connections cannot be compared
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._seen = None  # versions of two connections cannot be compared

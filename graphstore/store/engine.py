@@ -181,20 +181,10 @@ def writer_engine(path: Path) -> Engine:
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()
 
-    @event.listens_for(engine, "connect")
-    def remember(_connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
-        record.info["file"] = _identity(path)
-
-    @event.listens_for(engine, "begin")
-    def require(connection: Connection) -> None:
-        """SQLite goes on writing to a file that has been deleted: what it holds could never be read again."""
-        if connection.info["file"] != _identity(path):
-            raise ArchiveUnavailable("io", f"{path.name!r} was moved or deleted", "put it back, or restart the proxy")
-
     return engine
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:
@@ -223,8 +213,16 @@ def _engine(path: Path, mode: str, *, begin: str, pool_size: int) -> Engine:
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=pool_size, max_overflow=-1)
 
+    @event.listens_for(engine, "connect")
+    def remember(_connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = file_identity(path)
+
     @event.listens_for(engine, "begin")
     def begin_transaction(connection: Connection) -> None:
+        """SQLite goes on with a file that has been deleted: what is written there could never be read again, and what
+        is read there is not what stands at the path."""
+        if connection.info["file"] != file_identity(path):
+            raise ArchiveUnavailable("io", f"{path.name!r} was moved or deleted", "put it back, or restart the proxy")
         connection.exec_driver_sql(begin)
 
     return engine

@@ -89,9 +89,21 @@ def latest_selection(reader: Reader, session_id: int) -> SelectionRow | None:
 
 
 def selection_before(reader: Reader, selection: SelectionRow) -> SelectionRow | None:
-    """The one that its session made before it; None: it is the first."""
-    c = selections.c
-    return _selection(reader, and_(c.session_id == selection.session_id, c.id < selection.id))
+    """What was in force when this one was made: of the request before it, which a branch may have from its parent.
+
+    None: that request was sent in full.
+    """
+    c = exchanges.c
+    own = and_(c.id < selection.exchange_id, c.outcome.not_in(("side", "opaque")))
+    session = reader.load_session(selection.session_id)
+    while session is not None:
+        query = select(c.selection_id, c.fell_back).where(own, c.session_id == session.id).order_by(c.id.desc())
+        with reader.snapshot() as db:
+            last = db.execute(query.limit(1)).first()
+        if last is not None:
+            return reader.load_selection(last.selection_id) if last.selection_id and not last.fell_back else None
+        session = reader.load_session(session.parent_id) if session.parent_id is not None else None
+    return None
 
 
 def _selection(reader: Reader, condition: ColumnElement[bool]) -> SelectionRow | None:
@@ -129,10 +141,14 @@ def block_readings(reader: Reader, session_id: int, ordinal: int) -> list[Readin
         return [Reading(*row) for row in db.execute(query)]
 
 
-def failed_exchanges(reader: Reader, limit: int) -> list[ExchangeRow]:
-    """The newest exchanges that went wrong, the newest first. A client that left has not."""
+def failed_exchanges(reader: Reader, limit: int, *, running_since: float) -> list[ExchangeRow]:
+    """The newest exchanges that went wrong, the newest first. A client that left has not.
+
+    What still runs and began before `running_since` (a Unix time) belonged to a proxy that was killed.
+    """
     c = exchanges.c
-    wrong = or_(c.error.is_not(None), c.status >= 400, c.ending.in_(("upstream broken", "failed")))
+    interrupted = and_(c.ending == "running", c.started_at < running_since)
+    wrong = or_(c.error.is_not(None), c.status >= 400, c.ending.in_(("upstream broken", "failed")), interrupted)
     query = select(exchanges).where(wrong, c.ending != "client gone").order_by(c.id.desc()).limit(limit)
     with reader.snapshot() as db:
         return [ExchangeRow(**row._mapping) for row in db.execute(query)]

@@ -47,7 +47,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         if supervisor is not None:
             supervisor.start()
         try:
-            await serve(Server(app, on_stop=app.state.inspector.feed.close), listener)
+            await serve(Server(app, on_stop=app.state.inspector.stop, cut_off="/recap/"), listener)
         finally:
             trimming.cancel()
             if supervisor is not None:

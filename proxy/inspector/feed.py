@@ -61,13 +61,16 @@ class Feed:
         changes = self._watch()
         loop = asyncio.get_running_loop()
         try:
-            while True:
+            while not self._closed:
                 try:
                     if await loop.run_in_executor(self._executor, changes.happened):
                         for queue in self._listeners:
                             _tell(queue, CHANGED)
                 except ArchiveUnavailable as error:
                     log.debug("feed.unavailable %s", error)
+                except Exception:  # whatever it was, pages go on listening
+                    log.exception("feed.failed")
+                    changes.close()
                 await asyncio.sleep(INTERVAL_S)
         finally:
             changes.close()

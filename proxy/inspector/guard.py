@@ -65,8 +65,10 @@ async def _answer(
 
 def why_refused(method: str, headers: Headers, token: str) -> str | None:
     """Another site's page must neither read nor change anything here; what it may do is link to us. Pure."""
-    site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "")
-    if site not in ("none", "same-origin") and not (mode == "navigate" and method == "GET"):
+    site = headers.get("sec-fetch-site", "none")
+    is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    is_link = is_link and headers.get("sec-fetch-dest", "document") == "document"
+    if site not in ("none", "same-origin") and not is_link:
         return "Pages of other sites cannot use the inspector. Open /recap/ in its own tab."
     if method not in SAFE_METHODS and not hmac.compare_digest(headers.get(TOKEN, "").encode(), token.encode()):
         return f"A change needs the header {TOKEN}, whose value GET /recap/api/self gives to pages of this origin."

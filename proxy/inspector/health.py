@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from graphstore.records import ExchangeRow, SessionRow
+from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.report import failed_exchanges
 from proxy.inspector.sessions import Value, View
+from proxy.settings import Settings
 
 ERRORS_SHOWN = 20
 KEPT_FOR_EVER = "everything is kept; nothing is deleted by itself"
@@ -13,26 +15,41 @@ KEPT_FOR_EVER = "everything is kept; nothing is deleted by itself"
 
 def show_health(view: View, said: Value) -> Value:
     """`said` is what /recap/health says."""
-    database = Path(view.settings.db)
     names = {session.id: session for session in view.reader.list_sessions()}
+    failed = failed_exchanges(view.reader, ERRORS_SHOWN, running_since=view.started_at)
     return {
         "started_at": view.started_at,
         "health": said,
-        "database": {
-            "path": str(database),
-            "bytes": sum(
-                file.stat().st_size for file in (database, database.with_name(f"{database.name}-wal")) if file.is_file()
-            ),
-            "sessions": len(names),
-            "retention": KEPT_FOR_EVER,
-        },
+        "database": _database(view.settings) | {"sessions": len(names), "problem": None},
         "pass_through": [
             {"session": session.name, "reason": session.state_reason}
             for session in names.values()
             if session.state != "normal"
         ],
         "upstream_problem": _of_the_last(view.reader),
-        "errors": [_error(row, names.get(row.session_id or 0)) for row in failed_exchanges(view.reader, ERRORS_SHOWN)],
+        "errors": [_error(row, names.get(row.session_id or 0)) for row in failed],
+    }
+
+
+def health_without_archive(settings: Settings, started_at: float, said: Value, error: ArchiveUnavailable) -> Value:
+    """The same while the archive cannot be read: what is known without it, and why."""
+    return {
+        "started_at": started_at,
+        "health": said,
+        "database": _database(settings) | {"sessions": None, "problem": str(error)},
+        "pass_through": [],
+        "upstream_problem": None,
+        "errors": [],
+    }
+
+
+def _database(settings: Settings) -> Value:
+    database = Path(settings.db)
+    files = (database, database.with_name(f"{database.name}-wal"))
+    return {
+        "path": str(database),
+        "bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        "retention": KEPT_FOR_EVER,
     }
 
 
@@ -63,6 +80,8 @@ def _explained(row: ExchangeRow) -> tuple[str, str]:
         return row.error or "the upstream rejected the rewritten request", (
             "the client's own request was sent instead and the session is left alone from now on; please report it"
         )
+    if row.ending == "running":
+        return "the proxy was stopped while the answer ran", "nothing: clients try again, and that is a new request"
     match row.status:
         case 401 | 403:
             return f"the upstream refused the credentials ({row.status})", "check the key that the client sends"

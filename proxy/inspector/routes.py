@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from sqlalchemy.exc import DBAPIError
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from graphstore.errors import GraphIntegrityError
 from graphstore.records import Mark, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.changes import Changes
@@ -33,7 +35,7 @@ from proxy.errors import render_error
 from proxy.inspector.blocks import show_block
 from proxy.inspector.feed import Feed
 from proxy.inspector.guard import TOKEN, Guard
-from proxy.inspector.health import show_health
+from proxy.inspector.health import health_without_archive, show_health
 from proxy.inspector.maps import show_graph, show_map
 from proxy.inspector.savings import show_savings
 from proxy.inspector.search import search_text
@@ -50,6 +52,7 @@ STATIC = Path(__file__).parent / "static"
 THREADS = 2
 QUERY_CHARS_MAX = 200_000  # of a request that somebody tries
 BODY_BYTES_MAX = 4 * QUERY_CHARS_MAX + 1024
+BODY_S = 30  # for it to arrive
 NUMBER_DIGITS = 9  # of a turn, a block or a limit
 
 
@@ -78,11 +81,18 @@ class Inspector:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inspector")
         self._reader: Reader | None = None
         self._opening = threading.Lock()
+        self._stopped = False
         self.feed = Feed(lambda: Changes(settings.db), self._threads)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Begin to close: streams end, and views that have not begun never will."""
+        self._stopped = True
         self.feed.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        self.stop()
+        self._threads.shutdown(wait=True)
         if self._reader is not None:
             self._reader.close()
 
@@ -108,7 +118,7 @@ class Inspector:
             Route("/{rest:path}", self._unknown),
         ]
         guard = Middleware(Guard, token=self._token)
-        return [Route("/recap", self._to_page), Mount("/recap", routes=inner, middleware=[guard])]
+        return [Route("/recap", self._to_page, middleware=[guard]), Mount("/recap", routes=inner, middleware=[guard])]
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -157,7 +167,12 @@ class Inspector:
         return await self._answer(request, show_savings)
 
     async def _show_health(self, request: Request) -> Response:
-        return await self._answer(request, lambda view: show_health(view, self._health()))
+        said = self._health()
+        return await self._answer(
+            request,
+            lambda view: show_health(view, said),
+            without_archive=lambda error: health_without_archive(self._settings, self._started_at, said, error),
+        )
 
     async def _session(self, request: Request) -> Response:
         return await self._answer(request, lambda view: show_session(view, _session(view, request)))
@@ -201,10 +216,19 @@ class Inspector:
             return _error(400, "bad_request", str(error))
         return await self._answer(request, lambda view: look(view, given))
 
-    async def _answer(self, request: Request, look: Callable[[View], Value]) -> Response:
+    async def _answer(
+        self,
+        request: Request,
+        look: Callable[[View], Value],
+        *,
+        without_archive: Callable[[ArchiveUnavailable], Value] | None = None,
+    ) -> Response:
         """Run a view in a thread. Whatever fails becomes an answer that says what and what to do."""
+        if self._stopped:
+            return _error(503, "stopping", "The proxy is stopping. Load the page again when it runs.")
+        looking = partial(self._look, look, without_archive)
         try:
-            body = await asyncio.get_running_loop().run_in_executor(self._threads, partial(self._look, look))
+            body = await asyncio.get_running_loop().run_in_executor(self._threads, looking)
         except (UnknownSession, AmbiguousSession, UnknownTurn, UnknownBlock) as error:
             return _error(404, "not_found", str(error))
         except BadRequest as error:
@@ -213,6 +237,11 @@ class Inspector:
             return _error(409, "protected", str(error))
         except ArchiveUnavailable as error:
             return _error(503, "archive_unavailable", str(error))
+        except GraphIntegrityError as error:
+            return _error(503, "archive_damaged", f"{error}; `recap verify` says more, `recap rebuild` mends the graph")
+        except DBAPIError as error:  # tables of another revision, swapped under a proxy that runs
+            problem = f"the archive is not as this version knows it ({error.orig}); restart the proxy"
+            return _error(503, "archive_unavailable", problem)
         except Exception:
             log.exception("inspector.failed path=%s", request.url.path)
             return _error(500, "inspector_failed", "This view failed; the proxy's log says why. Requests are unharmed.")
@@ -221,13 +250,19 @@ class Inspector:
             return Response(status_code=304, headers={"etag": etag})
         return Response(body, media_type="application/json", headers={"etag": etag, "cache-control": "no-cache"})
 
-    def _look(self, look: Callable[[View], Value]) -> bytes:
-        with self._opening:
-            if self._reader is None:
-                self._reader = open_reader(self._settings.db)
-        return msgspec.json.encode(
-            look(View(self._reader, self._settings, self._clock(), self._started_at, self._sizes))
-        )
+    def _look(
+        self, look: Callable[[View], Value], without_archive: Callable[[ArchiveUnavailable], Value] | None
+    ) -> bytes:
+        try:
+            with self._opening:
+                if self._reader is None:
+                    self._reader = open_reader(self._settings.db)
+            value = look(View(self._reader, self._settings, self._clock(), self._started_at, self._sizes))
+        except ArchiveUnavailable as error:
+            if without_archive is None:
+                raise
+            value = without_archive(error)
+        return msgspec.json.encode(value)
 
 
 def _session(view: View, request: Request) -> SessionRow:
@@ -254,10 +289,16 @@ async def _body(request: Request, wanted: type[T]) -> T:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("The body must be application/json.")
     raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > BODY_BYTES_MAX:
-            raise BadRequest(f"The body has more than {BODY_BYTES_MAX} bytes.")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > BODY_BYTES_MAX:
+                    raise BadRequest(f"The body has more than {BODY_BYTES_MAX} bytes.")
+    except ClientDisconnect as error:
+        raise BadRequest("The body did not arrive whole.") from error
+    except TimeoutError as error:
+        raise BadRequest(f"The body did not arrive within {BODY_S} seconds.") from error
     try:
         return msgspec.json.decode(bytes(raw), type=wanted)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from proxy.inspector.sessions import Value
 
 FOUND_MAX = 50
 AROUND_CHARS = 60  # of the text on each side of what was found
+PIECE_CHARS = 1 << 16
 SECONDS_MAX = 4.0  # an answer that somebody waits for; what has not been read by then is said
 
 
@@ -44,7 +45,18 @@ def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) 
 
 
 def _find(text: str, needle: str) -> slice | None:
-    """Where in the text a folded needle stands. Folding may lengthen a text (ß -> ss), and then its places shift."""
+    """Where in the text a folded needle stands. Piece by piece: folding a text of many megabytes at once would hold up
+    every other thread. A folded text is never shorter than the text, so a needle reaches over no more characters than
+    it has itself."""
+    for start in range(0, len(text), PIECE_CHARS):
+        place = _find_in_piece(text[start : start + PIECE_CHARS + len(needle)], needle)
+        if place is not None:
+            return slice(start + place.start, start + place.stop)
+    return None
+
+
+def _find_in_piece(text: str, needle: str) -> slice | None:
+    """Folding may lengthen a text (ß -> ss), and then its places shift."""
     folded = text.casefold()
     if (at := folded.find(needle)) < 0:
         return None

@@ -83,13 +83,13 @@ def show_session(view: View, session: SessionRow) -> Value:
 
 def _sizes(view: View, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
     """Exchange id -> tokens. What is left out can only change to nothing, when the original was sent after all."""
-    new = [row for row in rows if (row.id, row.blocks_left_out) not in view.sizes]
+    known = {row.id: size for row in rows if (size := view.sizes.get((row.id, row.blocks_left_out))) is not None}
+    new = [row for row in rows if row.id not in known]
+    found = exchange_tokens(view.reader, new)
     if len(view.sizes) + len(new) > SIZES_KEPT:
         view.sizes.clear()
-        new = list(rows)
-    found = exchange_tokens(view.reader, new)
     view.sizes.update(((row.id, row.blocks_left_out), found[row.id]) for row in new)
-    return {row.id: view.sizes[row.id, row.blocks_left_out] for row in rows}
+    return known | found
 
 
 def own_of(rows: list[ExchangeRow]) -> list[ExchangeRow]:
@@ -149,7 +149,7 @@ def _turns(
                 "cached_tokens": _sum(row.cached_tokens for row in rows),
                 "output_tokens": _sum(row.output_tokens for row in rows),
                 "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),
-                "errors": sum(row.error is not None or (row.status or 200) >= 400 for row in rows),
+                "errors": sum(has_failed(view, row) for row in rows),
                 "replay": _replay(jobs.get(turn), replays.get(turn), idle),
             }
         )
@@ -201,6 +201,14 @@ def _cache(view: View, session: SessionRow, last: ExchangeRow | None) -> str:
 
 def is_running(view: View, row: ExchangeRow) -> bool:
     return row.ending == "running" and row.started_at >= view.started_at
+
+
+def has_failed(view: View, row: ExchangeRow) -> bool:
+    return row.error is not None or (row.status or 200) >= 400 or ending_of(view, row) == "interrupted"
+
+
+def ending_of(view: View, row: ExchangeRow) -> str:
+    return "interrupted" if row.ending == "running" and not is_running(view, row) else row.ending
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

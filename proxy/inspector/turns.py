@@ -1,10 +1,12 @@
 """One turn: its requests, what was decided at its beginning, and the selection that was in force."""
 
+from collections.abc import Sequence
+
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
 from proxy.dry_run import dry_run, graph_of
 from proxy.inspector.selections import show_selection
-from proxy.inspector.sessions import Value, View, asked_in, is_running, own_of
+from proxy.inspector.sessions import Value, View, asked_in, ending_of, is_running, own_of
 
 
 class UnknownTurn(LookupError):
@@ -21,7 +23,9 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         raise UnknownTurn(f"{session.name} has no turn {turn}: {listed}")
     tokens = exchange_tokens(view.reader, rows)
     own = own_of(rows)
-    selection = _in_force(view, own)
+    made = [selection for row in own if (selection := selection_of(view.reader, row.id)) is not None]
+    selection = _in_force(view, own[-1], made)
+    earlier = [one for one in made if selection is None or one.id != selection.id]
     return {
         "session": session.name,
         "turn": turn,
@@ -39,7 +43,8 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         },
         "requests": [_request(view, row, tokens[row.id]) for row in rows],
         "selection": _selection(view, session, selection) if selection is not None else None,
-        "selected_here": selection is not None and selection.turn == turn,
+        "selected_here": selection is not None and selection.exchange_id in {row.id for row in rows},
+        "earlier": [_selection(view, session, one) for one in earlier],
         "served": selection is not None and selection.applied and not own[-1].fell_back,
     }
 
@@ -58,20 +63,21 @@ def show_what_if(view: View, session: SessionRow, query: str) -> Value:
     }
 
 
-def _in_force(view: View, rows: list[ExchangeRow]) -> SelectionRow | None:
+def _in_force(view: View, last: ExchangeRow, made: Sequence[SelectionRow]) -> SelectionRow | None:
     """What the last request of the turn was sent by, or what mode `off` recorded in it."""
-    last = next((row.selection_id for row in reversed(rows) if row.selection_id is not None), None)
-    if last is not None:
-        return view.reader.load_selection(last)
-    return next((made for row in reversed(rows) if (made := selection_of(view.reader, row.id))), None)
+    if last.selection_id is not None:
+        return view.reader.load_selection(last.selection_id)
+    return made[-1] if made and not made[-1].applied else None
 
 
 def _selection(view: View, session: SessionRow, selection: SelectionRow) -> Value:
     blocks = {block.ordinal: block for block, _ in view.reader.load_blocks(session.id)}
     former = selection_before(view.reader, selection)
     tokens = view.reader.block_tokens(session.id)
+    maker = view.reader.load_session(selection.session_id)
     return show_selection(selection, former, blocks, tokens, graph_of(view.reader, selection, view.settings)) | {
-        "former_turn": former.turn if former is not None else None
+        "former_turn": former.turn if former is not None else None,
+        "made_by": maker.name if maker is not None else session.name,
     }
 
 
@@ -106,7 +112,7 @@ def _request(view: View, row: ExchangeRow, tokens: Tokens) -> Value:
         "first_byte_s": row.first_byte_at - row.started_at if row.first_byte_at is not None else None,
         "seconds": row.ended_at - row.started_at if row.ended_at is not None else None,
         "status": row.status,
-        "ending": row.ending,
+        "ending": ending_of(view, row),
         "resent": row.fell_back,
         "reasoning_removed": row.transformations,
         "error": row.error,

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from graphstore.records import ExchangeRow, SelectionRow
 from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
+from graphstore.store.report import Tokens, exchange_tokens
+from proxy.inspector import sessions
 from proxy.ledger import Price
+from proxy.settings import Settings
 from tests.fakes.raw_upstream import answering, raw_upstream, response, stalling
 from tests.inspector.conftest import Recorded
 from tests.inspector.looking import Json, Look, looking, looking_after, looking_at
@@ -299,6 +303,102 @@ async def test_a_turn_shows_the_selection_in_force_and_whether_it_was_made_there
         kinds = {b["change"] for n in (4, 6, 8) for b in
                  (await look.get(f"sessions/{look.names[AIRLINE]}/turns/{n}"))["selection"]["blocks"]}  # fmt: skip
         assert {"kept", "dropped", "still out"} <= kinds
+
+
+async def changed_in(look: Look, name: str, number: int) -> tuple[Json, dict[int, str]]:
+    """A turn, and what became of each block in its selection."""
+    shown = await look.get(f"sessions/{name}/turns/{number}")
+    return shown, {block["ordinal"]: block["change"] for block in shown["selection"]["blocks"]}
+
+
+async def test_a_branchs_first_selection_is_compared_with_its_parents(tmp_path: Path) -> None:
+    """What the parent left out was left out of the branch too, until the branch selected for itself."""
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send([*FULL, user("one")], headers=ONE)
+    assert (await dialogue.send([*FULL, user("one"), said("ok"), user("two")], headers=ONE, after_s=LUNCH_S)).rewritten
+    other = {"x-session-id": "other"}
+    branch = [*FULL, user("one"), said("ok"), user("two, otherwise")]
+    assert (await dialogue.send(branch, headers=other)).rewritten, "it goes on with its parent's selection"
+    await dialogue.send([*branch, said("ok"), user("Where is beta?")], headers=other, after_s=LUNCH_S)
+    async with looking_after(dialogue) as look:
+        parent, session = look.session("one"), look.session("other")
+        assert session.parent_id == parent.id
+        rows = look.exchanges("other")
+        inherited, own = (selection_of(look.reader, row) for row in rows)
+        assert inherited.session_id == parent.id and own.session_id == session.id
+        was = {v.ordinal: v.kept for v in inherited.verdicts}
+        assert not all(was.values())
+        shown, changes = await changed_in(look, session.name, rows[1].turn)
+        assert shown["selection"]["former_turn"] == inherited.turn and shown["selection"]["made_by"] == session.name
+        for verdict in own.verdicts:
+            words = ("kept", "dropped") if was.get(verdict.ordinal) else ("revived", "still out")
+            words = words if verdict.ordinal in was else ("new", "out at once")
+            assert changes[verdict.ordinal] == words[not verdict.kept]
+        shown, _ = await changed_in(look, session.name, rows[0].turn)
+        assert shown["selection"]["made_by"] == parent.name and not shown["selected_here"], "whatever its turn's number"
+
+
+async def test_after_mode_off_everything_had_been_sent(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path, changes={"mode": "off"})
+    await dialogue.send([*FULL, user("one")], headers=ONE)
+    await dialogue.send([*FULL, user("one"), said("ok"), user("two")], headers=ONE, after_s=LUNCH_S)
+    del dialogue.changes["mode"]
+    await dialogue.restart()
+    history = [*FULL, user("one"), said("ok"), user("two"), said("ok"), user("three")]
+    assert (await dialogue.send(history, headers=ONE, after_s=LUNCH_S)).rewritten
+    async with looking_after(dialogue) as look:
+        shown, changes = await changed_in(look, look.session("one").name, look.exchanges("one")[-1].turn)
+        assert shown["selection"]["former_turn"] is None and set(changes.values()) == {"kept", "dropped"}
+
+
+async def test_a_selection_that_its_own_turn_replaced_is_still_shown(tmp_path: Path) -> None:
+    """The client went back within the turn: the cold decision was made all the same."""
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send([*FULL, user("one")], headers=ONE)
+    await dialogue.send([*FULL, user("one"), said("ok"), user("two")], headers=ONE, after_s=LUNCH_S)
+    cold = (await dialogue.exchanges())[-1]
+    await dialogue.send([*FULL[:8], user("two, otherwise")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        rows = [row for row in look.exchanges("one") if row.turn == cold.turn]
+        selections = [selection_of(look.reader, row) for row in rows if row.selection_id is not None]
+        shown = await look.get(f"sessions/{look.session('one').name}/turns/{cold.turn}")
+        told = [shown["selection"], *shown["earlier"]] if shown["selection"] else shown["earlier"]
+        assert sorted(one["reason"] for one in told) == sorted(one.reason for one in selections)
+        assert selections[0].exchange_id == cold.id
+
+
+async def test_what_a_killed_proxy_left_open_is_said_to_be_interrupted(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        row = look.exchanges(AIRLINE)[-1]
+        with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+            db.execute(
+                "UPDATE exchanges SET ending = 'running', ended_at = NULL, status = NULL WHERE id = ?", (row.id,)
+            )
+            db.commit()
+        name = look.names[AIRLINE]
+        shown = (await look.get(f"sessions/{name}/turns/{row.turn}"))["requests"][-1]
+        assert (shown["ending"], shown["running"]) == ("interrupted", False)
+        assert (await look.get(f"sessions/{name}"))["turns"][-1]["errors"] == 1
+        errors = (await look.get("health"))["errors"]
+        found = [(e["session"], e["turn"]) for e in errors if "was stopped" in e["problem"]]
+        assert found == [(name, row.turn)]
+
+
+def test_sizes_survive_that_another_view_forgets_them(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads look at once, and each may find that the memory is full."""
+    with recorded.opened(AIRLINE) as (reader, session):
+        view = sessions.View(reader, Settings(db=str(recorded.path)), 0.0, 0.0)
+        rows = reader.session_exchanges(session.id)
+        wanted = sessions._sizes(view, rows)
+
+        def forgetful(*given: object) -> dict[int, Tokens]:
+            view.sizes.clear()
+            return exchange_tokens(*given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(sessions, "exchange_tokens", forgetful)
+        assert sessions._sizes(view, rows) == wanted
 
 
 async def test_mode_off_shows_what_would_have_been_sent(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """docs/api.md names exactly the routes, fields and errors that there are: real answers are walked and compared."""
 
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,12 @@ async def test_the_page_names_every_error_and_no_other(
             keep(await client.get(API + path, headers=headers))
         keep(await look.send("sessions", {}))
         keep(await look.send(f"sessions/{name}/blocks/0/mark", {"mark": "mute"}))
+        with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+            db.execute("INSERT INTO edges SELECT id, 0, 9999, 1.0, 99999 FROM sessions")
+            db.commit()
+        keep(await client.get(f"{API}sessions/{name}/graph"))
+        look.proxy.app.state.inspector.stop()
+        keep(await client.get(f"{API}sessions"))
     absent = str(tmp_path / "absent.db")
     for key, path in (("k", "self"), ("", "sessions")):
         async with (

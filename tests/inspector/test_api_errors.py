@@ -1,10 +1,11 @@
 """What the API refuses and what it cannot do: a sentence that names the value, and never a request that suffers."""
 
+import asyncio
 import json
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support import running_proxy
 
 CODING = "entire-3fb30de16616"
 JSON = {"content-type": "application/json"}
-READING = ("sessions", "search?q=x", "savings", "health", "sessions/x", "sessions/x/map", "sessions/x/graph",
+READING = ("sessions", "search?q=x", "savings", "sessions/x", "sessions/x/map", "sessions/x/graph",
            "sessions/x/turns/1", "sessions/x/blocks/0")  # fmt: skip
 LONG = "9" * 5000  # Python refuses to read such a number
 
@@ -175,6 +176,9 @@ async def every_view_says(client: httpx.AsyncClient, *words: str) -> None:
         status, code, message = said(await client.get(f"/recap/api/{path}"))
         assert (status, code) == (503, "archive_unavailable"), path
         assert [word for word in words if word not in message] == []
+    well = (await client.get("/recap/api/health")).json()
+    assert well["health"]["upstream"] and well["database"]["sessions"] is None, "health tells of itself what it can"
+    assert [word for word in words if word not in well["database"]["problem"]] == []
 
 
 async def test_without_an_archive_every_view_says_why_and_requests_pass(tmp_path: Path) -> None:
@@ -227,6 +231,60 @@ async def test_a_locked_archive_is_named_and_shown_when_it_is_free(
         await converse(client, upstream, "meanwhile")
         holder.close()
         assert (await client.get("/recap/api/sessions")).json()["total"] == 4
+
+
+async def test_another_file_in_the_archives_place_is_neither_shown_nor_written_to(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    async with looking(recorded, tmp_path) as look:
+        name, database = look.names[CODING], tmp_path / "recap.db"
+        assert (await look.get("sessions"))["total"] == 4
+        shutil.copyfile(recorded.path, tmp_path / "other.db")
+        (tmp_path / "other.db").replace(database)
+        was = database.read_bytes()
+        for path in ("sessions", f"sessions/{name}"):
+            status, code, message = await look.refusal(path)
+            assert (status, code) == (503, "archive_unavailable") and "moved or deleted" in message
+        reply = await look.send(f"sessions/{name}/blocks/13/mark", {"mark": "pin"})
+        assert said(reply)[:2] == (503, "archive_unavailable")
+        assert database.read_bytes() == was
+
+
+async def test_tables_of_another_version_are_said_to_be_that(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        assert (await look.get("sessions"))["total"] == 4
+        with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+            db.execute("ALTER TABLE sessions RENAME COLUMN title TO heading")
+            db.commit()
+        status, code, message = await look.refusal("sessions")
+        assert (status, code) == (503, "archive_unavailable") and "restart the proxy" in message
+
+
+async def test_a_graph_that_contradicts_itself_is_said_to_be_damaged(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        session = look.session(CODING)
+        with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+            db.execute(
+                "INSERT INTO edges (session_id, support, dependent, weight, position) VALUES (?, 0, 9999, 1.0, 99999)",
+                (session.id,),
+            )
+            db.commit()
+        for path in ("graph", "blocks/3"):
+            status, code, message = await look.refusal(f"sessions/{session.name}/{path}")
+            assert (status, code) == (503, "archive_damaged") and "recap verify" in message
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "BODY_S", 0.05)
+    async with looking(recorded, tmp_path) as look:
+        headers = [("X-Recap-Token", look.token), ("Content-Type", "application/json"), ("Content-Length", "100")]
+        reader, writer = await asyncio.open_connection("127.0.0.1", look.proxy.port)
+        writer.write(request("/recap/api/sessions/x/what-if", b"{", headers=headers))
+        async with asyncio.timeout(30):
+            assert b" 400 " in await reader.readline()
+        writer.close()
 
 
 async def test_a_mark_that_cannot_be_written_is_said_and_the_views_go_on(

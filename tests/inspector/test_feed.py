@@ -1,15 +1,19 @@
 """Open pages are told that the archive changed, whoever changed it, and hold nobody up who wants to stop."""
 
 import asyncio
+import json
+import shutil
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx
 import pytest
 
+from graphstore.store.blobs import pack
 from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from proxy.inspector import feed
@@ -17,6 +21,7 @@ from proxy.server import Server, bind, serve
 from proxy.settings import Settings
 from proxy.wiring import open_app
 from tests.archives import lay_out_archive
+from tests.fakes.raw_client import request
 from tests.fakes.recording_upstream import RecordingUpstream
 from tests.inspector.conftest import Recorded
 from tests.inspector.looking import looking
@@ -130,6 +135,30 @@ async def test_an_archive_that_appears_later_is_watched_then(tmp_path: Path) -> 
             await server
 
 
+async def test_a_watch_that_fails_in_a_way_that_nobody_knows_goes_on(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([RuntimeError("never seen"), sqlite3.OperationalError("no such thing")])
+    honest = Changes.happened
+
+    def happened(self: Changes) -> bool:
+        if (error := next(looks, None)) is not None:
+            raise error
+        return honest(self)
+
+    monkeypatch.setattr(Changes, "happened", happened)
+    async with looking(recorded, tmp_path) as look, listening(look.client) as stream:
+        await settled(stream)
+
+
+async def test_a_page_is_told_when_another_file_takes_the_archives_place(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look, listening(look.client) as stream:
+        await settled(stream)
+        shutil.copyfile(recorded.path, tmp_path / "other.db")
+        (tmp_path / "other.db").replace(tmp_path / "recap.db")
+        assert await stream.next() == CHANGE
+
+
 async def test_the_watch_ends_with_the_last_page_and_begins_again_with_the_next(recorded: Recorded) -> None:
     """Nobody looks at the file for pages that have left."""
     watches: list[Changes] = []
@@ -179,6 +208,49 @@ async def test_a_server_that_is_told_to_stop_does_not_wait_for_an_open_page(tmp_
         async with asyncio.timeout(DEADLINE_S):
             _, said = await process.communicate()
         assert process.returncode == 0 and b"serve.stopped" in said and b"Traceback" not in said
+
+
+@pytest.mark.parametrize("held_by", ["a body that does not end", "an answer that nobody reads", "many maps"])
+async def test_a_server_that_is_told_to_stop_does_not_wait_for_people(
+    held_by: str, recorded: Recorded, tmp_path: Path
+) -> None:
+    database = shutil.copyfile(recorded.path, tmp_path / "recap.db")
+    session = f"/recap/api/sessions/{recorded.names[CODING]}"
+    if held_by == "an answer that nobody reads":
+        lengthen_block(database, recorded.names[CODING], 3, 30_000_000)
+    async with serving(tmp_path, "http://127.0.0.1:9/v1", "--db", str(database)) as (process, port, _):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            token = (await client.get("/recap/api/self")).json()["token"]
+        writers = []
+        for _ in range(60 if held_by == "many maps" else 1):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writers.append(writer)
+            if held_by == "a body that does not end":
+                sizes = [("X-Recap-Token", token), ("Content-Type", "application/json"), ("Content-Length", "100")]
+                writer.write(request(f"{session}/what-if", b"{", headers=sizes))
+            elif held_by == "many maps":
+                writer.write(request(f"{session}/map", method="GET"))
+            else:
+                writer.write(request(f"{session}/blocks/3", method="GET"))
+                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            _, said = await process.communicate()
+        for writer in writers:
+            writer.close()
+        assert process.returncode == 0 and b"serve.stopped" in said and b"Traceback" not in said
+
+
+def lengthen_block(database: Path, session: str, ordinal: int, characters: int) -> None:
+    codec, content = pack(json.dumps({"role": "user", "content": "abcde" * (characters // 5)}).encode())
+    with closing(sqlite3.connect(database)) as db:
+        db.execute(
+            "UPDATE messages SET codec = ?, content = ? WHERE id = (SELECT message_id FROM nodes JOIN block_nodes "
+            "ON block_nodes.node_id = nodes.id JOIN sessions ON sessions.id = block_nodes.session_id "
+            "WHERE sessions.name = ? AND block_nodes.ordinal = ? LIMIT 1)",
+            (codec, content, session, ordinal),
+        )
+        db.commit()
 
 
 async def test_asking_for_the_head_of_the_stream_does_not_open_it(recorded: Recorded, tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ def test_another_site_may_link_to_us_and_not_post_to_us(site: str) -> None:
     assert refused("POST", sec_fetch_site=site, sec_fetch_mode="navigate", x_recap_token=SECRET)
 
 
+@pytest.mark.parametrize("destination", ["iframe", "object", "embed", "frame"])
+def test_another_site_may_not_embed_us(destination: str) -> None:
+    given = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert refused("GET", **given, sec_fetch_dest=destination)
+    assert not refused("GET", **given, sec_fetch_dest="document")
+
+
 @pytest.mark.parametrize("site", [None, "none", "same-origin"])
 def test_our_own_page_and_programs_read(site: str | None) -> None:
     given = {} if site is None else {"sec_fetch_site": site}

@@ -16,6 +16,7 @@ from tests.fakes.scripted_upstream import Fault, ScriptedUpstream
 from tests.inspector.conftest import Recorded, Visit, visiting
 from tests.inspector.world import HEADERS, HOSTILE, MODEL
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, TOOLS, turn, user
+from tests.proxy.test_supervisor import until
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -345,6 +346,59 @@ async def test_the_page_asks_for_the_key_and_keeps_it(browser: "Browser", record
         await visit.page.reload()
         await visit.page.wait_for_selector("h1:text-is('Sessions')")
         visit.console = [line for line in visit.console if "401" not in line]  # Chromium's own word on the refusals
+
+
+async def test_a_key_that_no_header_can_hold_is_refused_and_the_dialog_can_be_left(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    async with visiting(browser, recorded, tmp_path, changes={"proxy_key": "sesame"}) as visit:
+        await visit.page.goto(f"{visit.proxy.url}/recap/")
+        await visit.page.wait_for_selector("dialog[open]")
+        await visit.page.fill("#key", "钥匙")
+        await visit.page.click("dialog button")
+        assert await visit.page.is_visible("dialog[open]")
+        await visit.page.keyboard.press("Escape")
+        await visit.page.wait_for_selector("[role=alert]:text('wants its key')")
+        assert await visit.page.evaluate("sessionStorage.length") == 0
+        await visit.page.reload()
+        await visit.page.fill("dialog[open] #key", "sesame")
+        await visit.page.click("dialog button")
+        await visit.page.wait_for_selector("h1:text-is('Sessions')")
+        visit.console = [line for line in visit.console if "401" not in line]
+
+
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+async def test_a_page_that_nobody_sees_holds_no_connection(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    """A browser opens six to one server, for all tabs together."""
+    async with visiting(browser, recorded, tmp_path) as visit:
+        listeners = visit.proxy.app.state.inspector.feed._listeners
+        await visit.to("sessions")
+        await visit.page.wait_for_selector("#live:text-is('live')")
+        assert len(listeners) == 1
+        for hidden in (True, False):
+            await visit.page.evaluate(HIDE, hidden)
+            await until(lambda wanted=not hidden: bool(listeners) is wanted)  # type: ignore[misc]
+
+
+async def test_a_view_that_could_not_be_opened_is_opened_when_it_can_be(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.page.route("**/api/savings", lambda route: route.fulfill(status=503, body="{}"))
+        await visit.page.goto(f"{visit.proxy.url}/recap/#/savings")
+        await visit.page.wait_for_selector("[role=alert]:text('503')")
+        await visit.page.unroute("**/api/savings")
+        visit.proxy.app.state.inspector.feed.close()  # it comes back, as after a restart
+        visit.proxy.app.state.inspector.feed._closed = False
+        await visit.page.wait_for_selector("h1:text-is('Savings')", timeout=DEADLINE_MS)
+        visit.console = [line for line in visit.console if "503" not in line]
 
 
 async def test_a_proxy_that_went_away_is_said_and_found_again(

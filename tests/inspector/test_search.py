@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.inspector import search
 from proxy.inspector.search import AROUND_CHARS, FOUND_MAX, SECONDS_MAX, search_text
 from tests.inspector.conftest import Recorded
 from tests.inspector.looking import looking, looking_after
@@ -70,6 +71,17 @@ async def test_the_excerpt_shows_what_was_found(text: str, wanted: str, tmp_path
         (found,) = (await look.get("search", q=wanted))["found"]
     assert wanted.casefold() in found["excerpt"].casefold()
     assert len(found["excerpt"]) <= 2 * AROUND_CHARS + len(wanted)
+
+
+def test_a_needle_is_found_across_the_pieces_of_a_long_text() -> None:
+    """A text is read in pieces; one long letter in it must not cost a number for each of its characters."""
+    needle = "needle"
+    for at in (*range(search.PIECE_CHARS - 8, search.PIECE_CHARS + 3), 3 * search.PIECE_CHARS):
+        for filler in ("a", "ß"):
+            text = filler * at + "NEEDLE" + filler * 10
+            place = search._find(text, needle)
+            assert place is not None and text[place] == "NEEDLE"
+    assert search._find("ß" * search.PIECE_CHARS * 2, needle) is None
 
 
 async def test_calls_are_found_by_name_and_argument(tmp_path: Path) -> None:

@@ -24,7 +24,21 @@ def test_known_hosts_pass(host: str) -> None:
     assert code(Settings(host="lan.name", allowed_hosts=("box",)), host) is None
 
 
-@pytest.mark.parametrize("host", ["", "evil.com", "127.0.0.1.evil.com:8787", "localhost.evil.com", "[::2]", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.com",
+        "127.0.0.1.evil.com:8787",
+        "localhost.evil.com",
+        "[::2]",
+        "10.0.0.1",
+        "[::1]evil.com",
+        "localhost:80@evil.com",
+        "[::1",
+        "localhost/evil.com",
+    ],
+)
 def test_other_hosts_are_refused(host: str) -> None:
     """A name that an attacker points at 127.0.0.1 is how a web page reaches a local server."""
     assert code(Settings(), host) == "host_not_allowed"

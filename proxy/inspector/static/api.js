@@ -54,6 +54,7 @@ async function ask(address, options = {}) {
   let response;
   for (;;) {
     const key = sessionStorage.getItem(KEY);
+    if (withheld) throw new Refused(401, "The proxy wants its key. Load the page again to enter it.");
     const headers = { ...options.headers, ...(key === null ? {} : { "x-recap-key": key }) };
     try {
       response = await fetch(`api/${address}`, { ...options, headers });
@@ -69,29 +70,51 @@ async function ask(address, options = {}) {
 }
 
 let asking = null;
+let withheld = false; // the dialog was closed without a key
 
 function askForKey(wrong) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("ask-key");
+    const field = document.getElementById("key");
+    dialog.returnValue = "";
     document.getElementById("key-wrong").hidden = !wrong;
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem(KEY, document.getElementById("key").value);
+      withheld = dialog.returnValue === "";
+      if (isHeader(field.value)) sessionStorage.setItem(KEY, field.value);
       asking = null;
       resolve();
     }, { once: true });
+    field.oninput = () => field.setCustomValidity(isHeader(field.value) ? "" : "A key is ASCII, without spaces around it.");
     dialog.showModal();
   });
   return asking;
 }
 
+const isHeader = (text) => /^[\x20-\x7e]+$/.test(text) && text === text.trim();
+
+const shown = () => new Promise((resolve) => {
+  const look = () => {
+    if (document.hidden) return;
+    document.removeEventListener("visibilitychange", look);
+    resolve();
+  };
+  document.addEventListener("visibilitychange", look);
+  look();
+});
+
 /**
  * Calls `onChange` whenever the archive changes and `onState` with "live" or "lost". Comes back by itself.
+ * A page that nobody sees listens to nothing: browsers open six connections to one server, for all tabs together.
  * Read with fetch rather than EventSource, which cannot send the proxy's key.
  */
 export async function follow(onChange, onState) {
   for (let wait = 500; ; wait = Math.min(2 * wait, 10_000)) {
+    await shown();
+    const unseen = new AbortController();
+    const look = () => document.hidden && unseen.abort();
+    document.addEventListener("visibilitychange", look);
     try {
-      const reader = (await ask("events")).body.pipeThrough(new TextDecoderStream()).getReader();
+      const reader = (await ask("events", { signal: unseen.signal })).body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
         const { value, done } = await reader.read();
@@ -108,7 +131,9 @@ export async function follow(onChange, onState) {
           } else if (event.startsWith("event: change")) onChange();
         }
       }
-    } catch { /* the proxy is gone, or not yet there */ }
+    } catch { /* the proxy is gone, or not yet there, or nobody looks */ }
+    document.removeEventListener("visibilitychange", look);
+    if (unseen.signal.aborted) continue;
     onState("lost");
     await new Promise((resolve) => setTimeout(resolve, wait));
   }

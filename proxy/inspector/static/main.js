@@ -25,9 +25,11 @@ const ROUTES = [
 
 const content = document.getElementById("content");
 let opened = null;
+let failed = false; // the view could not be opened; it is tried again at the next change
 let visit = 0;
 
-async function go() {
+/** `again`: the same address as before, after it failed. */
+async function go({ again = false } = {}) {
   const mine = ++visit;
   const address = location.hash || "#/sessions";
   if (address === "#content") return;
@@ -49,8 +51,10 @@ async function go() {
       return;
     }
     opened = made ?? null;
+    failed = false;
   } catch (error) {
-    if (mine !== visit) return;
+    if (mine !== visit || (again && error.message === content.querySelector("[role=alert]")?.textContent)) return;
+    failed = Boolean(view);
     fill(root, h("h1", { tabindex: "-1" }, "Not to be shown"), h("p", { class: "bad", role: "alert" }, error.message),
       h("p", {}, h("a", { href: "#/sessions" }, "All sessions")));
   }
@@ -59,6 +63,7 @@ async function go() {
   opened?.shown?.();
   const title = root.querySelector("h1");
   document.title = `${title?.textContent ?? "ReCAP"} · ReCAP inspector`;
+  if (again) return;
   window.scrollTo(0, 0);
   if (visit > 1) title?.focus({ preventScroll: true });
 }
@@ -76,7 +81,8 @@ async function refresh() {
   again = false;
   refreshing = true;
   try {
-    await opened?.refresh?.();
+    if (failed) await go({ again: true });
+    else await opened?.refresh?.();
   } catch (error) {
     say(error.message);
   } finally {
@@ -89,7 +95,7 @@ function changed() {
   timer ??= setTimeout(refresh, opened?.everyMs ?? REFRESH_MS);
 }
 
-window.addEventListener("hashchange", go);
+window.addEventListener("hashchange", () => go());
 document.addEventListener("visibilitychange", () => again && changed());
 setInterval(() => opened?.tick?.(), 1000);
 

@@ -29,6 +29,7 @@ function page(answer) {
         ["version", health.version], ["upstream", health.upstream], ["mode", health.mode], ["running for", duration(now() - answer.started_at)]])),
       h("section", { class: "card" }, h("h2", {}, "Archive ", state(archive.state, archive.state === "ok")),
         trouble(archive.problem),
+        database.problem && database.problem !== archive.problem && h("p", { class: "notice bad" }, `It cannot be read: ${database.problem}`),
         facts([["file", database.path], ["size", bytes(database.bytes)], ["sessions", number(database.sessions)], ["retention", database.retention],
           ["waiting to be written", plural(archive.batches_waiting ?? 0, "batch").replace("batchs", "batches")], ["lost", archive.batches_lost ? `${archive.batches_lost} batches` : null],
           ["sessions found by their history", number(archive.matches_without_client_id)]])),

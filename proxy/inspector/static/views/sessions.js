@@ -23,8 +23,9 @@ export async function open(root) {
   let watched = new Watched("sessions");
 
   async function refresh() {
-    const answer = await watched.next();
-    if (answer === null) return;
+    const asked = watched;
+    const answer = await asked.next();
+    if (answer === null || asked !== watched) return; // the other list was wanted meanwhile
     data = answer;
     draw();
   }

@@ -13,7 +13,7 @@ export async function open(root, name, turn) {
     const answer = await watched.next();
     if (answer === null) return;
     for (const [part, draw] of [[head, top], [choice, selected], [sent, asked]]) { // what did not change stays as it is
-      const text = JSON.stringify(part === head ? { ...answer, requests: null, selection: null } : part === choice ? [answer.selection, answer.selected_here, answer.served] : answer.requests);
+      const text = JSON.stringify(part === head ? { ...answer, requests: null, selection: null } : part === choice ? [answer.selection, answer.selected_here, answer.served, answer.earlier] : answer.requests);
       if (drawn.get(part) !== text) fill(part, draw(answer));
       drawn.set(part, text);
     }
@@ -54,12 +54,16 @@ function top(turn) {
 function selected(turn) {
   const { selection } = turn;
   return [h("h2", {}, "Selection"),
-      selection === null ? h("p", { class: "quiet" }, "None: everything was sent as the client sent it.") : [
-        h("p", {}, turn.selected_here ? `Made here: ${selection.reason}.` : `Made in turn ${selection.turn} and kept, so that the provider's cache stays warm: ${selection.reason}.`),
+      selection === null ? h("p", { class: "quiet" }, "None: what came last was sent as the client sent it.") : [
+        h("p", {}, turn.selected_here ? `Made here: ${selection.reason}.` : `Made in turn ${selection.turn}${selection.made_by === turn.session ? "" : ` of ${selection.made_by}`} and kept, so that the provider's cache stays warm: ${selection.reason}.`),
         !selection.applied && h("p", { class: "notice" }, "The mode was off: it was recorded and not sent."),
         selection.applied && !turn.served && h("p", { class: "notice bad" }, "The upstream refused the request that was made of it: the client's own was sent instead, with everything."),
-        selectionView(turn.session, selection, selection.former_turn === null ? "the full history" : `the selection of turn ${selection.former_turn}`, turn.served)]];
+        selectionView(turn.session, selection, former(selection), turn.served)],
+      turn.earlier.map((one) => h("details", {}, h("summary", {}, `Made in this turn and then replaced: ${one.reason}`),
+        selectionView(turn.session, one, former(one), one.applied)))];
 }
+
+const former = (selection) => selection.former_turn === null ? "the full history" : `the selection of turn ${selection.former_turn}`;
 
 const asked = (turn) => [h("h2", {}, "Requests"), requests(turn.requests)];
 
