@@ -5,10 +5,11 @@ from pathlib import Path
 
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
+from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE,)
+STUDIES: tuple[Study, ...] = (REUSE, SIMULATE)
 OUT = Path("eval")
 
 
