@@ -106,6 +106,22 @@ def empty_archive() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
+@contextmanager
+def laid_out(archive: bytes, secret: str) -> Iterator[Path]:
+    """A copy on disk for one session, gone afterwards.
+
+    An archive's secret is random, and with it a session's name and what is drawn by it: here it is made of `secret`.
+    """
+    with tempfile.TemporaryDirectory(prefix="recap-eval-") as folder:
+        path = Path(folder) / FILE
+        path.write_bytes(archive)
+        database = sqlite3.connect(path)
+        with database:
+            database.execute("UPDATE meta SET value = ? WHERE key = 'secret'", (sha256(secret.encode()).digest(),))
+        database.close()
+        yield path
+
+
 async def drive(
     recording: Recording,
     requests: Sequence[Request],
@@ -113,33 +129,31 @@ async def drive(
     settings: Settings,
     cache: ProviderCache,
     tokens: Tokens,
-    archive: bytes,
 ) -> Driven:
-    """`pauses`: seconds before each request. Raises `LabError` when the proxy could not use its archive."""
+    """`pauses`: seconds before each request. The archive is the one that the settings name.
+
+    Raises `LabError` when the proxy could not use it.
+    """
     clock = _Clock()
-    with tempfile.TemporaryDirectory(prefix="recap-eval-") as folder:
-        path = Path(folder) / FILE
-        path.write_bytes(archive)
-        _fix_secret(path, f"{settings.seed}|{recording.id}")
-        conversations = open_conversations(msgspec.structs.replace(settings, db=str(path), attention="off"), clock)
-        try:
-            for request, pause in zip(requests, pauses, strict=True):
-                clock.now += pause
-                body = recording.request(request.messages).body
-                plan = await conversations.admit(Arrival("chat", PATH, (), body))
-                if plan.exchange is None:
-                    raise LabError(f"{recording.id}: a request was not archived ({conversations.health()['problem']})")
-                prompt = tokens.prompt(plan.body or body)
-                plan.exchange.first_byte()
-                plan.exchange.finish(
-                    "complete",
-                    status=200,
-                    headers=((b"content-type", b"application/json"),),
-                    body=_reply(recording, request, prompt, cache.serve(prompt, clock.now), tokens),
-                )
-        finally:
-            await conversations.close()
-        return _archived(path)
+    conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
+    try:
+        for request, pause in zip(requests, pauses, strict=True):
+            clock.now += pause
+            body = recording.request(request.messages).body
+            plan = await conversations.admit(Arrival("chat", PATH, (), body))
+            if plan.exchange is None:
+                raise LabError(f"{recording.id}: a request was not archived ({conversations.health()['problem']})")
+            prompt = tokens.prompt(plan.body or body)
+            plan.exchange.first_byte()
+            plan.exchange.finish(
+                "complete",
+                status=200,
+                headers=((b"content-type", b"application/json"),),
+                body=_reply(recording, request, prompt, cache.serve(prompt, clock.now), tokens),
+            )
+    finally:
+        await conversations.close()
+    return _archived(settings.db)
 
 
 def _reply(
@@ -160,15 +174,7 @@ def _reply(
     return json.dumps({"id": "simulated", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
-def _fix_secret(path: Path, text: str) -> None:
-    """An archive's secret is random, and with it a session's name and what is drawn by it: here it is by the seed."""
-    database = sqlite3.connect(path)
-    with database:
-        database.execute("UPDATE meta SET value = ? WHERE key = 'secret'", (sha256(text.encode()).digest(),))
-    database.close()
-
-
-def _archived(path: Path) -> Driven:
+def _archived(path: str) -> Driven:
     with open_reader(path) as reader:
         rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
         rows.sort(key=lambda row: row.id)

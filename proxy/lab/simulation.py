@@ -20,7 +20,7 @@ from graphstore.records import SelectionRow
 from graphstore.selectors import SelectorName
 from graphstore.store.tokens import problem
 from proxy.inspector.selections import changes_since
-from proxy.lab.drive import STEP_S, Driven, Request, Tokens, drive, empty_archive, requests_of
+from proxy.lab.drive import STEP_S, Driven, Request, Tokens, drive, empty_archive, laid_out, requests_of
 from proxy.lab.errors import LabError
 from proxy.lab.provider_cache import CacheRules, ProviderCache
 from proxy.lab.results import Results, Row
@@ -148,14 +148,17 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
     longest = max(numbers["ttl"], numbers["idle_after"])
     with empty_archive() as archive:
         for item, (session, recording, requests, selector, pauses) in remaining(results, items, NAME):
-            waits = list(_waits(requests, pauses, longest, f"{arguments.seed}|{recording.id}"))
-            asked = Settings(
-                selector=selector,
-                seed=arguments.seed,
-                idle_after=numbers["idle_after"],
-                min_history_tokens=numbers["min_history_tokens"],
-            )
-            driven = asyncio.run(drive(recording, requests, waits, asked, ProviderCache(rules), tokens, archive))
+            seed = f"{arguments.seed}|{recording.id}"
+            waits = list(_waits(requests, pauses, longest, seed))
+            with laid_out(archive, seed) as path:
+                asked = Settings(
+                    db=str(path),
+                    selector=selector,
+                    seed=arguments.seed,
+                    idle_after=numbers["idle_after"],
+                    min_history_tokens=numbers["min_history_tokens"],
+                )
+                driven = asyncio.run(drive(recording, requests, waits, asked, ProviderCache(rules), tokens))
             found = measure(requests, waits, driven, rules)
             results.add(item, session=session, selector=selector, pauses=str(pauses), **found)
     return results

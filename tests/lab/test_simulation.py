@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.cli import main
-from proxy.lab.drive import Tokens, drive, empty_archive, requests_of
+from proxy.lab.drive import Tokens, drive, empty_archive, laid_out, requests_of
 from proxy.lab.provider_cache import BREAKPOINTS_KEPT, CacheRules, ProviderCache
 from proxy.lab.recordings import Recording
 from proxy.lab.results import read_results
@@ -82,10 +82,10 @@ def test_a_request_stands_before_every_run_of_the_agents_messages() -> None:
 def driven(pause_s: float, **changes: Any) -> Any:
     requests = requests_of(SESSION)
     waits = [pause_s if request.opens_turn else 5.0 for request in requests]
-    settings = Settings(min_history_tokens=0, **changes)
     cache = ProviderCache(CacheRules(ttl_s=3600))
-    with empty_archive() as archive:
-        return asyncio.run(drive(SESSION, requests, waits, settings, cache, Tokens(), archive))
+    with empty_archive() as archive, laid_out(archive, "secret") as path:
+        settings = Settings(db=str(path), min_history_tokens=0, **changes)
+        return asyncio.run(drive(SESSION, requests, waits, settings, cache, Tokens()))
 
 
 def test_the_archive_holds_what_the_simulated_provider_counted() -> None:
