@@ -224,7 +224,7 @@ def _times(results: Results) -> str:
             blocks = int(median(selection["blocks"] for selection in every))
             rows.append([f"here, {said}", len(every), blocks, median(times), cuts[17], cuts[18], max(times)])
     for name, blocks, middle, p90, largest in PAPER_TIMES:
-        rows.append([f"paper, {name}", None, blocks, middle, p90, None, largest])
+        rows.append([f"paper, {name}", None, blocks, f"{middle:g}", f"{p90:g}", None, f"{largest:g}"])
     return markdown_table(header, rows)
 
 
@@ -255,11 +255,12 @@ def _replays(results: Results) -> str:
         )
     tokens, seconds = ([replay[name] for replay in replays] for name in ("tokens", "seconds"))
     kinds = ", ".join(sorted({f"{replay['dtype']} on {replay['device']}" for replay in replays}))
+    rate = sum(tokens) / sum(seconds)
     return (
-        f"Replay with {results.about['model']} ({kinds}), all turns of a session at once: {len(replays)} replays, in the "
-        f"median {median(tokens):,.0f} tokens in {median(seconds):.1f} s, {sum(tokens) / sum(seconds):,.0f} tokens a "
-        "second. What a model's window does not hold is not read. The paper reads attention while the agent's model runs "
-        "and gives no time for a replay."
+        f"Replay with {results.about['model']} ({kinds}), all turns of a session at once: {len(replays)} replays, "
+        f"in the median {median(tokens):,.0f} tokens in {median(seconds):.1f} s, {rate:,.0f} tokens a second (wall "
+        "time). What a model's window does not hold is not read. The paper reads attention while the agent's model "
+        "runs and gives no time for a replay."
     )
 
 

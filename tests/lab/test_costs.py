@@ -36,7 +36,7 @@ def test_every_request_with_a_history_is_timed_and_what_was_not_measured_is_said
     out = tmp_path / "out"
     assert main(["eval", "costs", str(data), "--out", str(out)]) == 0
     page = capsys.readouterr().out
-    assert "Replay: not measured" in page and "| paper, SWE-Together, Qwen3-Coder | – | 132 | 20.200 |" in page
+    assert "Replay: not measured" in page and "| paper, SWE-Together, Qwen3-Coder | – | 132 | 20.2 |" in page
     rows = read_results(out / "costs.jsonl").rows
     assert [[s["blocks"] for s in row["selections"]] for row in rows] == [[3, 6], [3, 6]]
     assert all(s["first"] > 0 and s["again"] > 0 for row in rows for s in row["selections"])
