@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from itertools import compress, count
 from math import isfinite
 from operator import attrgetter, itemgetter
+from sys import getsizeof
 from typing import TypeVar
 
 from graphstore.errors import GraphIntegrityError
@@ -69,6 +70,11 @@ class ContextGraph:
         ]
         columns = zip(self._supports, self._dependents, self._weights, strict=True)
         return nodes, [EdgeRow(*edge, position) for position, edge in enumerate(columns)]
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Memory of the arrays, in bytes: those by node and those by edge."""
+        of_edges = (self._supports, self._dependents, self._weights)
+        return sum(map(getsizeof, (self._importance, self._flags))), sum(map(getsizeof, of_edges))
 
     def importance(self, ordinals: Sequence[int]) -> list[float]:
         return _at(self._importance.tolist(), ordinals, 0.0)

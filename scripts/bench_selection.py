@@ -7,7 +7,6 @@ there are three edges a block. Figures are medians of CPU time on one core; on a
 import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -98,10 +97,9 @@ def report(size: int, *, observed: float, repeat: int) -> str:
 def weigh(size: int) -> str:
     """Bytes that the graph's own arrays hold, by node and by edge."""
     graph = World(size, observed=1.0).graph()
-    parts = {name: sys.getsizeof(getattr(graph, name)) for name in graph.__slots__}
     nodes, edges = graph.to_rows()
-    by_node = (parts["_importance"] + parts["_flags"]) / len(nodes)
-    by_edge = (parts["_supports"] + parts["_dependents"] + parts["_weights"]) / len(edges)
+    of_nodes, of_edges = graph.held_bytes()
+    by_node, by_edge = of_nodes / len(nodes), of_edges / len(edges)
     return f"{size:6} blocks, {len(edges)} edges: {by_node:.1f} bytes a node, {by_edge:.1f} bytes an edge"
 
 

@@ -1,0 +1,183 @@
+"""Drives a recorded session through the proxy's own session logic, on a clock that is moved by hand.
+
+`Conversations` is the one that serves (identification, boundary, selection, guard, archive); what stands around it is
+made up: the client sends the recorded history, the upstream gives the recorded answer at once, with the usage that a
+simulated cache makes of what was sent. No socket is opened and nobody waits.
+"""
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from graphstore.records import ExchangeRow, SelectionRow
+from graphstore.store.archive import Archive, open_reader
+from graphstore.store.report import selection_of
+from graphstore.store.tokens import count_tokens
+from proxy.conversations import open_conversations
+from proxy.lab.errors import LabError
+from proxy.lab.provider_cache import ProviderCache
+from proxy.lab.recordings import CHAT, Recording
+from proxy.ports import Arrival
+from proxy.settings import Settings
+
+STARTS_AT = 1_800_000_000.0  # any time does
+STEP_S = 5.0  # between an answer and the result of what it called
+FRAME_TOKENS = 4  # what a message costs beside its words, about what chat templates add
+OWN_ROLES = frozenset({"assistant", "call"})
+PATH = "/v1/chat/completions"
+FILE = "recap.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a recording: its history, and the agent's messages that answered it."""
+
+    messages: int
+    answer: range
+    turn: int  # counted from 1
+    opens_turn: bool
+
+
+def requests_of(recording: Recording) -> list[Request]:
+    """Every request that has an answer: one before each run of the agent's own messages."""
+    found: list[Request] = []
+    after_leading = range(recording.leading, len(recording.roles))
+    for is_own, members in groupby(after_leading, key=lambda i: recording.roles[i] in OWN_ROLES):
+        run = list(members)
+        if is_own and run[0] > recording.leading:
+            turn = max(1, sum(start < run[0] for start in recording.turn_starts))
+            opens = not found or turn > found[-1].turn
+            found.append(Request(run[0], range(run[0], run[-1] + 1), turn, opens))
+    return found
+
+
+class Tokens:
+    """Counts messages, each once: a history is sent many times."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def prompt(self, body: bytes) -> list[tuple[bytes, int]]:
+        """The messages of a request body: digest and tokens."""
+        sent = [bytes(raw) for raw in msgspec.json.decode(body, type=_Body).messages]
+        return [(sha256(raw).digest(), self.of(raw) + FRAME_TOKENS) for raw in sent]
+
+    def of(self, raw: bytes) -> int:
+        """Tokens of what is said and called in a message."""
+        if raw not in self._known:
+            self._known[raw] = count_tokens(CHAT.message_text(raw)) + count_tokens(CHAT.call_text(raw))
+        return self._known[raw]
+
+
+class _Body(msgspec.Struct):
+    messages: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What the archive holds of a driven session."""
+
+    exchanges: tuple[ExchangeRow, ...]  # one for each request
+    selections: Mapping[int, SelectionRow]  # by exchange
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = STARTS_AT
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def empty_archive() -> Iterator[bytes]:
+    """The bytes of an archive without sessions: made once, copied for each drive."""
+    with tempfile.TemporaryDirectory(prefix="recap-eval-") as folder:
+        path = Path(folder) / FILE
+        Archive.open(path).close()
+        yield path.read_bytes()
+
+
+@contextmanager
+def laid_out(archive: bytes, secret: str) -> Iterator[Path]:
+    """A copy on disk for one session, gone afterwards.
+
+    An archive's secret is random, and with it a session's name and what is drawn by it: here it is made of `secret`.
+    """
+    with tempfile.TemporaryDirectory(prefix="recap-eval-") as folder:
+        path = Path(folder) / FILE
+        path.write_bytes(archive)
+        database = sqlite3.connect(path)
+        with database:
+            database.execute("UPDATE meta SET value = ? WHERE key = 'secret'", (sha256(secret.encode()).digest(),))
+        database.close()
+        yield path
+
+
+async def drive(
+    recording: Recording,
+    requests: Sequence[Request],
+    pauses: Sequence[float],
+    settings: Settings,
+    cache: ProviderCache,
+    tokens: Tokens,
+) -> Driven:
+    """`pauses`: seconds before each request. The archive is the one that the settings name.
+
+    Raises `LabError` when the proxy could not use it.
+    """
+    clock = _Clock()
+    conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
+    try:
+        for request, pause in zip(requests, pauses, strict=True):
+            clock.now += pause
+            body = recording.request(request.messages).body
+            plan = await conversations.admit(Arrival("chat", PATH, (), body))
+            if plan.exchange is None:
+                raise LabError(f"{recording.id}: a request was not archived ({conversations.health()['problem']})")
+            prompt = tokens.prompt(plan.body or body)
+            plan.exchange.first_byte()
+            plan.exchange.finish(
+                "complete",
+                status=200,
+                headers=((b"content-type", b"application/json"),),
+                body=_reply(recording, request, prompt, cache.serve(prompt, clock.now), tokens),
+            )
+    finally:
+        await conversations.close()
+    return _archived(settings.db)
+
+
+def _reply(
+    recording: Recording, request: Request, prompt: Sequence[tuple[bytes, int]], cached: int, tokens: Tokens
+) -> bytes:
+    """A completion has one message: of several that were recorded in a row the last, which is what is gone on from."""
+    given = sum(count for _, count in prompt)
+    output = sum(tokens.of(recording.messages[i]) for i in request.answer)
+    message = recording.messages[request.answer[-1]]
+    calls = recording.roles[request.answer[-1]] == "call"
+    usage = {
+        "prompt_tokens": given,
+        "completion_tokens": output,
+        "total_tokens": given + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    choice = {"index": 0, "message": json.loads(message), "finish_reason": "tool_calls" if calls else "stop"}
+    return json.dumps({"id": "simulated", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+
+
+def _archived(path: str) -> Driven:
+    with open_reader(path) as reader:
+        rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
+        rows.sort(key=lambda row: row.id)
+        selections = {row.id: selection for row in rows if (selection := selection_of(reader, row.id)) is not None}
+    assert all(row.outcome == ("extension" if i else "new") for i, row in enumerate(rows)), "histories only grow"
+    return Driven(tuple(rows), selections)
