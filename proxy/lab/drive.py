@@ -90,8 +90,8 @@ class Driven:
 
 
 class _Clock:
-    def __init__(self) -> None:
-        self.now = STARTS_AT
+    def __init__(self, now: float) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
@@ -129,12 +129,15 @@ async def drive(
     settings: Settings,
     cache: ProviderCache,
     tokens: Tokens,
+    *,
+    starts_at: float = STARTS_AT,
 ) -> Driven:
-    """`pauses`: seconds before each request. The archive is the one that the settings name.
+    """`pauses`: seconds before each request. The archive is the one that the settings name; what it holds of earlier
+    sessions must be over by `starts_at`.
 
     Raises `LabError` when the proxy could not use it.
     """
-    clock = _Clock()
+    clock = _Clock(starts_at)
     conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
     try:
         for request, pause in zip(requests, pauses, strict=True):
@@ -153,7 +156,7 @@ async def drive(
             )
     finally:
         await conversations.close()
-    return _archived(settings.db)
+    return _archived(settings.db, starts_at)
 
 
 def _reply(
@@ -174,9 +177,10 @@ def _reply(
     return json.dumps({"id": "simulated", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
-def _archived(path: str) -> Driven:
+def _archived(path: str, starts_at: float) -> Driven:
     with open_reader(path) as reader:
-        rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
+        every = (row for session in reader.list_sessions() for row in reader.session_exchanges(session.id))
+        rows = [row for row in every if row.started_at >= starts_at]
         rows.sort(key=lambda row: row.id)
         selections = {row.id: selection for row in rows if (selection := selection_of(reader, row.id)) is not None}
     assert all(row.outcome == ("extension" if i else "new") for i, row in enumerate(rows)), "histories only grow"
