@@ -7,7 +7,7 @@ after the other, into one archive, so that mode `auto` learns from one for the n
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import sqrt
 from pathlib import Path
 from typing import get_args
@@ -15,7 +15,7 @@ from typing import get_args
 from graphstore.records import ExchangeRow
 from proxy.boundary import Mode
 from proxy.economics.profiles import STEP_TOKENS, Profile, shipped
-from proxy.lab.drive import STARTS_AT, Tokens, drive, empty_archive, laid_out, requests_of
+from proxy.lab.drive import STARTS_AT, Missed, Tokens, drive, empty_archive, laid_out, requests_of
 from proxy.lab.errors import LabError
 from proxy.lab.pages import markdown_table
 from proxy.lab.provider_cache import CacheRules, ProviderCache
@@ -32,8 +32,10 @@ WANTED = 1.02  # of the cheapest other mode
 ABOUT = (
     "Recorded sessions through the proxy's own session logic under every shipped profile: its prices, its way of "
     "matching, and a cache that keeps a prefix for the geometric middle of `warm_s` and `cold_s`, which the proxy does "
-    "not know. Input cost in thousand uncached tokens, summed over the sessions; the last column is that of `auto` "
-    f"over the cheapest of the others (wanted: at most {WANTED:g}). Agent and user say what was recorded."
+    "not know. Input cost in thousand uncached tokens, summed over the sessions; `auto / cheapest` is that of `auto` "
+    f"over the cheapest of the others (wanted: at most {WANTED:g}). Agent and user say what was recorded, so nothing is "
+    "read again that was left out. The last columns add what it would have cost: a left-out message is read again when "
+    "an answer names a code-like identifier that stands there and in nothing that was sent."
 )
 
 
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         for item, (profile, pauses, mode) in remaining(results, items, NAME):
             rules = rules_of(profile)
             longest = max(rules.ttl_s, Settings().idle_after)
-            costs, rewritten = [], 0
+            costs, again, rewritten = [], [], 0
             with laid_out(archive, f"{arguments.seed}") as path:
                 own = {"name": profile.name, "hosts": ["*"], "models": ["*"]}
                 asked = Settings(db=str(path), mode=mode, seed=arguments.seed, profiles=(own,))
@@ -79,6 +81,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
                     )
                     starts_at += sum(waits) + BETWEEN_S
                     costs.append(sum(input_cost(row, profile) for row in driven.exchanges))
+                    again.append(
+                        sum(reread_cost(*pair, profile) for pair in zip(driven.exchanges, driven.missed, strict=True))
+                    )
                     rewritten += len({row.selection_id for row in driven.exchanges} - {None})
             results.add(
                 item,
@@ -86,6 +91,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
                 pauses=str(pauses),
                 mode=mode,
                 costs=[round(cost) for cost in costs],
+                rereads=[round(cost) for cost in again],
                 selections=rewritten,
             )
     return results
@@ -107,24 +113,32 @@ def input_cost(row: ExchangeRow, profile: Profile) -> float:
     return factor * (profile.read * cached + profile.write * (given - cached))
 
 
-def ratio(costs: Mapping[Mode, Sequence[float]]) -> float:
-    """Cost of `auto` over that of the cheapest other mode; infinite if nothing else ran."""
-    others = [sum(members) for mode, members in costs.items() if mode != "auto"]
-    return sum(costs["auto"]) / min(others)
+def reread_cost(row: ExchangeRow, missed: Missed, profile: Profile) -> float:
+    """In uncached input tokens: what was read again is written once and then carried; reading it takes a request."""
+    request = profile.read * (row.input_tokens or 0) if missed.read else 0.0
+    return profile.write * missed.read + profile.read * missed.carried + request
+
+
+def ratio(costs: Mapping[str, float]) -> float:
+    """Cost of mode `auto` over that of the cheapest other one."""
+    return costs["auto"] / min(cost for mode, cost in costs.items() if mode != "auto")
 
 
 def render(results: Results, folder: Path) -> str:
     command = command_of(NAME, *results.about["files"], *_chosen(results.about))
     parts = ["## Modes", ABOUT, provenance(results, command)]
+    header = ["profile", *(f"{mode} (rewrites)" for mode in MODES), "auto / cheapest"]
+    header += [f"{mode}, read again" for mode in MODES if mode != "off"] + ["auto / cheapest"]
     for pauses in results.about["pauses"]:
         table: list[list[object]] = []
         for profile in results.about["profiles"]:
             rows = {r["mode"]: r for r in results.rows if (r["profile"], r["pauses"]) == (profile, pauses)}
             if len(rows) == len(MODES):
-                cost = ratio({mode: row["costs"] for mode, row in rows.items()})
-                sums = [f"{sum(rows[mode]['costs']) / 1000:.0f} ({rows[mode]['selections']})" for mode in MODES]
-                table.append([profile, *sums, cost])
-        header = ["profile", *(f"{mode} (rewrites)" for mode in MODES), "auto / cheapest"]
+                own = {mode: sum(rows[mode]["costs"]) for mode in MODES}
+                whole = {mode: own[mode] + sum(rows[mode]["rereads"]) for mode in MODES}
+                shown = [f"{own[mode] / 1000:.0f} ({rows[mode]['selections']})" for mode in MODES]
+                again = [f"{whole[mode] / 1000:.0f}" for mode in MODES if mode != "off"]
+                table.append([profile, *shown, ratio(own), *again, ratio(whole)])
         parts += ["", f"### {pauses}", "", markdown_table(header, table)]
     return "\n".join(parts) + "\n"
 
