@@ -3,12 +3,13 @@
 import argparse
 from pathlib import Path
 
+from proxy.lab.lic import STUDY as LIC
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE,)
+STUDIES: tuple[Study, ...] = (REUSE, LIC)
 OUT = Path("eval")
 
 
