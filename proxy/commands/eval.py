@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 
 from proxy.lab.costs import STUDY as COSTS
+from proxy.lab.lic import STUDY as LIC
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS)
+STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS, LIC)
 OUT = Path("eval")
 
 
