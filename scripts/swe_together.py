@@ -4,7 +4,7 @@ Works in the benchmark's checkout and its virtual environment, and imports nothi
 is: each `opencode` command gets one more variable, OPENCODE_CONFIG_CONTENT, which OpenCode merges over the settings
 that the runner writes, so that the model's provider is called at the proxy's address.
 
-    .venv/bin/python PATH/swe_together.py --proxy 'http://<address>:8787/v1' -- --model openai/NAME --tag recap --tasks NAME
+    .venv/bin/python PATH/swe_together.py --proxy 'http://<address>:8787/v1' -- --model openai/NAME --tag recap
 """
 
 import argparse

@@ -10,39 +10,31 @@ sample standard deviation (paper, Appendix C).
 import argparse
 import asyncio
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
-from graphstore.store.tokens import count_tokens
 from proxy.lab.chat_model import ChatModel, Sampling
 from proxy.lab.errors import LabError
-from proxy.lab.lic_tasks import Task, code_of, read_tasks
+from proxy.lab.lic_page import FULL, NAME, SELECTORS, render
+from proxy.lab.lic_tasks import SYSTEM, Task, code_of, read_tasks
 from proxy.lab.own_proxy import OwnProxy, own_proxy
-from proxy.lab.pages import markdown_table
 from proxy.lab.results import Results, Row
 from proxy.lab.sandbox import GUARDS, MISSING, Outcome, Program, run_tests
-from proxy.lab.study import Study, begin, command_of, provenance, remaining
+from proxy.lab.study import Study, begin, remaining
 from proxy.settings import Settings
 from proxy.upstream.target import is_loopback, join_target
 
-NAME = "lic"
-FULL = "full"
-SELECTORS = (FULL, "recency", "random", "recap", "recap-without-graph", "user-messages")
 CONVERSATIONS = 5  # the paper's
 TEMPERATURE = 1.0  # Lost in Conversation's own default; the paper gives none
 PATH = "/v1/chat/completions"
-SYSTEM = (
-    "You are a careful Python programmer. The user describes a function. Answer with one complete Python function at "
-    "the top level, in one fenced code block, without a class around it and without examples of its use."
-)
 NO_CODE = "no code that defines a function"
 
 
@@ -92,6 +84,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         value = getattr(arguments, flag)
         if value is not None and value < 1:
             raise LabError(f"--{flag.replace('_', '-')} is {value}; it must be at least 1")
+    if not 0 <= arguments.temperature < math.inf:
+        raise LabError(f"--temperature is {arguments.temperature}; it must be a number from 0 on")
     key = _key(arguments.base_url, arguments.key_env)
     tasks = read_tasks(arguments.tasks)
     chosen = tasks.tasks[: arguments.instances]
@@ -127,12 +121,23 @@ def _selectors(text: str) -> list[str]:
 
 
 def _key(url: str, variable: str) -> str | None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    """Raises `LabError` for a URL that is none, or that holds what should not be written down."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
         raise LabError(f"{url!r} is no base URL; give one like https://api.openai.com/v1 with --base-url")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise LabError(
+            "--base-url takes no user, query or fragment: the key goes into the variable that --key-env names"
+        )
     key = os.environ.get(variable, "").strip()
-    if not key and not is_loopback(parts.hostname):
-        raise LabError(f"the variable {variable} is empty: put the key of {parts.hostname} there, or name --key-env")
+    if not key and not is_loopback(host):
+        raise LabError(f"the variable {variable} is empty: put the key of {host} there, or name --key-env")
+    if not key.isascii():
+        raise LabError(f"the variable {variable} holds no key: a header is ASCII")
     return key or None
 
 
@@ -166,7 +171,12 @@ async def _run_selector(
             await _in_parallel(arguments.parallel, left, results, model, None, replays=False)
             return
         changed = msgspec.structs.replace(
-            settings, upstream=arguments.base_url, mode="always", min_history_tokens=0, selector=selector
+            settings,
+            upstream=arguments.base_url,
+            mode="always",
+            min_history_tokens=0,
+            selector=selector,
+            seed=arguments.seed,
         )
         replays = arguments.replay and selector == "recap"
         async with own_proxy(changed, replays=replays) as proxy:
@@ -238,118 +248,6 @@ async def converse(conversation: Conversation, model: ChatModel, proxy: OwnProxy
 def _tested(task: Task, answer: str) -> Outcome:
     found = code_of(answer, task.function)
     return run_tests(task.program(*found)) if found else Outcome(False, NO_CODE, ())
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Accuracy with standard deviation, and context tokens, as the paper prints them."""
-
-    qwen: str  # Qwen3-Coder-30B-A3B
-    gpt_oss: str  # gpt-oss-20b
-
-
-PUBLISHED = {
-    FULL: Published("65.6 ± 1.82 (1,121)", "26.4 ± 3.44 (1,023)"),
-    "recency": Published("59.0 ± 2.83 (248)", "22.6 ± 2.41 (174)"),
-    "random": Published("75.2 ± 3.11 (170)", "33.2 ± 2.86 (158)"),
-    "recap": Published("85.4 ± 1.95 (94)", "67.6 ± 3.58 (73)"),
-    "recap-without-graph": Published("76.6 ± 1.95 (95)", "63.4 ± 2.61"),
-}
-PUBLISHED_REPLAYED = Published("85.2 ± 2.17", "68.2 ± 3.49")  # Table 3, attention of Qwen3-0.6B
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Percent of the tasks solved, by repeat, and what was sent."""
-
-    repeats: tuple[float, ...]
-    conversations: int
-    requests: int
-    context_tokens: float | None
-    shortened: float  # share of the requests
-    fell_back: int
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.repeats)
-
-    @property
-    def shown(self) -> str:
-        deviation = f" ± {stdev(self.repeats):.2f}" if len(self.repeats) > 1 else ""
-        return f"{self.mean:.1f}{deviation}"
-
-
-def summary_of(rows: Sequence[Row], system_tokens: int) -> Summary:
-    """Of one selector's rows, at least one."""
-    repeats: dict[int, list[bool]] = {}
-    for row in rows:
-        repeats.setdefault(row["repeat"], []).append(row["solved"])
-    tokens = [count for row in rows for count in row["prompt_tokens"]]
-    known = [count - system_tokens for count in tokens if count is not None]
-    return Summary(
-        repeats=tuple(100 * fmean(solved) for _, solved in sorted(repeats.items())),
-        conversations=len(rows),
-        requests=len(tokens),
-        context_tokens=fmean(known) if known else None,
-        shortened=sum(row["shortened"] for row in rows) / len(tokens),
-        fell_back=sum(row["fell_back"] for row in rows),
-    )
-
-
-def render(results: Results, folder: Path) -> str:
-    system_tokens = count_tokens(SYSTEM)
-    by_selector = {name: [row for row in results.rows if row["selector"] == name] for name in SELECTORS}
-    found = {name: summary_of(rows, system_tokens) for name, rows in by_selector.items() if rows}
-    about = results.about
-    words = [*about["tasks"], "--base-url", about["endpoint"], "--model", about["model"]]
-    return "\n".join(
-        [
-            "## Lost in Conversation, code",
-            "Percent of the tasks that were solved: mean of the repeats ± their sample standard deviation (paper, "
-            f"Tables 1-3). Context: mean prompt tokens of a request by the provider's usage, less {system_tokens} of "
-            "the system prompt (o200k_base). Shortened: share of the requests that left something out. The last two "
-            "columns are the paper's own numbers, of its own instances, models and attention: none was measured here.",
-            provenance(results, command_of(NAME, "--tasks", *words)),
-            "",
-            _table(found, replayed=bool(about["replay"])),
-            *(
-                f"\n{name}: {summary.fell_back} requests were refused when shortened, and sent whole."
-                for name, summary in found.items()
-                if summary.fell_back
-            ),
-            "",
-        ]
-    )
-
-
-def _table(found: dict[str, Summary], *, replayed: bool) -> str:
-    header = [
-        "selector", "solved %", "recap minus it", "context", "shortened %", "conversations", "requests",
-        "paper: Qwen3-Coder-30B-A3B (context)", "paper: gpt-oss-20b (context)",
-    ]  # fmt: skip
-    recap = found.get("recap")
-    rows = []
-    for name, summary in found.items():
-        published = PUBLISHED_REPLAYED if replayed and name == "recap" else PUBLISHED.get(name)
-        difference = f"{recap.mean - summary.mean:+.1f}" if recap is not None and name != "recap" else ""
-        context = f"{summary.context_tokens:,.0f}" if summary.context_tokens is not None else None
-        rows.append(
-            [
-                name,
-                summary.shown,
-                difference,
-                context,
-                f"{100 * summary.shortened:.0f}",
-                summary.conversations,
-                summary.requests,
-                published.qwen if published else None,
-                published.gpt_oss if published else None,
-            ]
-        )
-    return markdown_table(header, rows)
 
 
 STUDY = Study(

@@ -23,6 +23,10 @@ from proxy.lab.sandbox import Program
 
 SHIPPED = Path(__file__).parent / "data" / "lic_style_code.jsonl"
 NEEDED = "task_id, shards, test and entry_point (or public_test_cases and metadata.func_name)"
+SYSTEM = (
+    "You are a careful Python programmer. The user describes a function. Answer with one complete Python function at "
+    "the top level, in one fenced code block, without a class around it and without examples of its use."
+)
 # What the benchmark's runner imports before an answer runs, so that a forgotten import is no wrong answer.
 PRELUDE = "\n".join(
     [
@@ -45,9 +49,7 @@ class Task:
     solution: str | None  # the canonical one, where the record has it
 
     def program(self, code: str, function: str) -> Program:
-        return Program(
-            code=f"{PRELUDE}{self.helpers}\n{code}\n", function=function, test=self.test, helpers=PRELUDE + self.helpers
-        )
+        return Program(code=code, function=function, test=self.test, helpers=PRELUDE + self.helpers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def _records(path: Path, raw: bytes) -> Iterator[Any]:
 
 def _task(where: str, record: dict[str, Any]) -> Task:
     shards = record.get("shards")
-    said = [shard.get("shard") if isinstance(shard, dict) else None for shard in shards or ()]
+    said = [s.get("shard") if isinstance(s, dict) else None for s in (shards if isinstance(shards, list) else ())]
     texts = [text for text in said if isinstance(text, str)]
     if not isinstance(record.get("task_id"), str) or not texts or len(texts) < len(said):
         raise LabError(f"{where}: no task with shards (keys: {', '.join(sorted(record)[:8])}); it has {NEEDED}")
@@ -139,6 +141,9 @@ def check(candidate):
 """
 
 
+UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, EOFError, zlib.error, pickle.UnpicklingError)
+
+
 def _test_of_cases(where: str, record: dict[str, Any]) -> str:
     """Each input has a JSON value a line for every argument. A tuple counts as a list, as in the benchmark."""
     try:
@@ -146,7 +151,7 @@ def _test_of_cases(where: str, record: dict[str, Any]) -> str:
         if record.get("private_test_cases"):
             cases += _private(record["private_test_cases"])
         pairs = [([json.loads(a) for a in case["input"].split("\n")], json.loads(case["output"])) for case in cases]
-    except (KeyError, TypeError, AttributeError, ValueError, EOFError, zlib.error, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         raise LabError(f"{where}: no tests that can be read ({error!r}); a record has {NEEDED}") from error
     return CASES.format(cases=pairs)
 
@@ -185,11 +190,12 @@ def code_of(answer: str, function: str) -> tuple[str, str] | None:
     for block in reversed(FENCE.findall(answer)) if "```" in answer else _unfenced(answer):
         try:
             nodes = [node for node in ast.parse(block).body if isinstance(node, KEPT)]
+            code = "\n".join(map(ast.unparse, nodes))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         names = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
         if names:
-            return "\n".join(map(ast.unparse, nodes)), function if function in names else names[-1]
+            return code, function if function in names else names[-1]
     return None
 
 

@@ -5,9 +5,9 @@ the solver before it reads the tests. They exchange JSON over two pipes: argumen
 the code under test can neither read what is expected, nor end the judge, nor return an object that equals everything,
 nor print a verdict: what it prints goes to /dev/null.
 
-The solver gives up what it does not need before it runs anything: limits (rlimit), writing and reading elsewhere
-(Landlock), processes, signals, sockets and changes of files' modes (seccomp). What this system lacks is not in the
-list of guards that it reports.
+The solver gives up what it does not need before it runs anything: processor, memory and every byte of a file (rlimit),
+root's capabilities, files but Python's own (Landlock), processes, signals, sockets and what outlives a process
+(seccomp). What this system lacks is not in the list of guards that it reports.
 """
 
 import contextlib
@@ -100,13 +100,13 @@ def _read(fd: int, size: int) -> bytes:
 def limit(limits: dict[str, int]) -> None:
     for name, kind in (
         ("memory_bytes", resource.RLIMIT_AS),
-        ("file_bytes", resource.RLIMIT_FSIZE),
         ("open_files", resource.RLIMIT_NOFILE),
     ):
         with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
             resource.setrlimit(kind, (limits[name], limits[name]))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # of files: pipes and /dev/null are none
 
 
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
@@ -114,12 +114,12 @@ SECCOMP_MODE_FILTER = 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 LANDLOCK_VERSION_FLAG, LANDLOCK_PATH_BENEATH = 1, 1
 # Bits of Landlock's file rights: EXECUTE, READ_FILE, READ_DIR are 0, 2 and 3, WRITE_FILE is 1.
-READING, WRITE_FILE = 0b1101, 0b10
+READING, READ_FILE, WRITE_FILE = 0b1101, 0b100, 0b10
 RIGHTS_BY_VERSION = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1)
 
 
-def confine_files(folder: str) -> bool:
-    """Nothing can be opened but this folder and what Python itself needs to read (Landlock, Linux 5.13)."""
+def confine_files() -> bool:
+    """Nothing can be opened but what Python needs to read, and nothing made or removed (Landlock, Linux 5.13)."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(LANDLOCK_CREATE, None, 0, LANDLOCK_VERSION_FLAG)
     if version < 1:
@@ -129,8 +129,8 @@ def confine_files(folder: str) -> bool:
     ruleset = libc.syscall(LANDLOCK_CREATE, attributes, 8, 0)
     if ruleset < 0:
         return False
-    places = {path: READING for path in ["/usr", "/lib", "/lib64", *sys.path] if os.path.isdir(path)}
-    for path, access in {**places, "/dev/null": WRITE_FILE | 0b100, folder: rights}.items():
+    places = {path: READING for path in ["/usr", "/lib", "/lib64", ".", *sys.path] if os.path.isdir(path)}
+    for path, access in {**places, "/dev/null": READ_FILE | WRITE_FILE}.items():
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = ctypes.create_string_buffer(struct.pack("=Qi", access & rights, parent))
         if libc.syscall(LANDLOCK_ADD, ruleset, LANDLOCK_PATH_BENEATH, rule, 0) != 0:
@@ -158,7 +158,10 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "setrlimit": (160, 164),
     "prlimit64": (302, 261),
+    "setpriority": (141, 140),
     "setpgid": (109, 154),
     "setsid": (112, 157),
     "socket": (41, 198),
@@ -166,7 +169,16 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "bpf": (321, 280),
     "unshare": (272, 97),
     "mount": (165, 40),
+    "setns": (308, 268),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
     "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "keyctl": (250, 219),
+    "truncate": (76, 45),
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -215,13 +227,23 @@ def refuse_calls() -> bool:
     return done
 
 
-def give_up(folder: str) -> list[str]:
+CAPABILITIES_VERSION_3 = 0x20080522
+
+
+def drop_capabilities() -> None:
+    """Root keeps its name alone: limits and permissions bind it from here on."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITIES_VERSION_3, 0))
+    ctypes.CDLL(None).capset(header, ctypes.create_string_buffer(24))
+
+
+def give_up() -> list[str]:
     """The guards that took hold."""
     guards = ["rlimit"]
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # root is not bound by it; by seccomp it is
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        guards += ["landlock"] if confine_files(folder) else []
+        drop_capabilities()
+        guards += ["landlock"] if confine_files() else []
         guards += ["seccomp"] if refuse_calls() else []
     return guards
 
@@ -231,9 +253,10 @@ def give_up(folder: str) -> list[str]:
 
 def solve(job: Json, receive: int, answer: int) -> NoReturn:
     """Run the code, then its function for every list of arguments that comes; ends when none comes any more."""
-    write_frame(answer, {"guards": give_up(os.getcwd())})
+    write_frame(answer, {"guards": give_up()})
     names: dict[str, Any] = {"__name__": "solution"}
     try:
+        exec(compile(job["helpers"], "helpers", "exec"), names)
         exec(compile(job["code"], "solution", "exec"), names)
         function = names[job["function"]]
         write_frame(answer, {"ready": True})
@@ -272,7 +295,7 @@ def judge(job: Json) -> Json:
         if "error" in started:
             found["detail"] = started["error"]
         else:
-            found["detail"] = _check(read_frame(0), send, listen)
+            found["detail"] = _check(job, read_frame(0)["test"], send, listen)
             found["passed"] = not found["detail"]
     except (EOFError, OSError):
         found["detail"] = "the code ended its process"
@@ -293,7 +316,7 @@ def _keep_only(*kept: int) -> None:
                 os.close(fd)
 
 
-def _check(tests: Json, send: int, listen: int) -> str:
+def _check(job: Json, test: str, send: int, listen: int) -> str:
     """What is wrong, "" when nothing is."""
     gone = ""
 
@@ -312,11 +335,11 @@ def _check(tests: Json, send: int, listen: int) -> str:
             gone = f"no value came back: {error}"
         raise SolverGone
 
-    names: dict[str, Any] = {"__name__": "tests", tests["function"]: candidate}
+    names: dict[str, Any] = {"__name__": "tests"}
     try:
-        exec(compile(tests["helpers"], "helpers", "exec"), names)
-        names[tests["function"]] = candidate
-        exec(compile(tests["test"], "tests", "exec"), names)
+        exec(compile(job["helpers"], "helpers", "exec"), names)
+        names[job["function"]] = candidate
+        exec(compile(test, "tests", "exec"), names)
         names["check"](candidate)
     except BaseException as error:
         return gone or _said(error)

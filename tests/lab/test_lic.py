@@ -14,8 +14,8 @@ import pytest
 from proxy.cli import main
 from proxy.lab.chat_model import PAUSES_S, ChatModel, Sampling
 from proxy.lab.errors import LabError
-from proxy.lab.lic import SELECTORS, SYSTEM, render, summary_of
-from proxy.lab.lic_tasks import code_of, read_tasks
+from proxy.lab.lic_page import SELECTORS, render, summary_of
+from proxy.lab.lic_tasks import SYSTEM, code_of, read_tasks
 from proxy.lab.results import Results, read_results
 from proxy.lab.sandbox import run_tests
 from tests.fakes.model_script import Step
@@ -72,6 +72,14 @@ def test_the_functions_that_a_prompt_gives_are_there(tmp_path: Path) -> None:
     assert run_tests(task.program("def double(x): return half(x) * 4", "double")).passed
 
 
+def test_an_answer_may_begin_with_an_import_from_the_future(tmp_path: Path) -> None:
+    (task,) = read_tasks(write(tmp_path / "t.jsonl", record())).tasks
+    found = code_of(
+        "```\nfrom __future__ import annotations\ndef double(x: Later) -> Later: return x * 2\n```", "double"
+    )
+    assert found is not None and run_tests(task.program(*found)).passed
+
+
 def cases(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"input": given, "output": expected, "testtype": "functional"} for given, expected in pairs]
 
@@ -99,6 +107,7 @@ class Hostile:
     [
         ({"shards": []}, "no task with shards"),
         ({"shards": [{"shard_id": 1}]}, "no task with shards"),
+        ({"shards": 7}, "no task with shards"),
         ({"task_id": 7}, "no task with shards"),
         ({"entry_point": "1 + 1"}, "no name of a function"),
         ({"test": None}, "no tests that can be read"),
@@ -140,6 +149,7 @@ def test_a_file_without_tasks_is_named(text: str, tmp_path: Path) -> None:
         ("def f(x):\n    return 1\n\nThis adds nothing.", "f", "return 1"),
         ("Sure, here:\n\nfrom typing import List\ndef f(x):\n    return 1", "f", "import List"),
         ("  ```python\ndef f(): return 1\n", "f", "return 1"),
+        ("```\ndef f(): return 1\n```\n```\ndef f(): return " + "-" * 900 + "1\n```", "f", "return 1"),
     ],
 )  # fmt: skip
 def test_code_is_found_in_answers(answer: str, function: str, contains: str) -> None:
@@ -295,7 +305,11 @@ def test_a_provider_that_refuses_what_was_shortened_is_shown(model: Programmer, 
         (("--selectors", "best"), "unknown selector 'best'"),
         (("--selectors", ","), "names none"),
         (("--conversations", "0"), "--conversations is 0"),
+        (("--temperature", "nan"), "--temperature is nan"),
         (("--base-url", "api.example"), "is no base URL"),
+        (("--base-url", "http://[::1"), "is no base URL"),
+        (("--base-url", "http://localhost:99999"), "is no base URL"),
+        (("--base-url", "http://me:sk-1@localhost/v1"), "takes no user"),
         (("--base-url", "http://models.example/v1", "--key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY is empty"),
     ],
 )
@@ -364,8 +378,17 @@ async def test_errors_that_pass_are_waited_for() -> None:
     waited: list[float] = []
     slow = httpx.Response(429, headers={"retry-after": "7"})
     for_ever = httpx.Response(503, headers={"retry-after": "86400"})
+    assert await ask(
+        iter([httpx.Response(429, headers={"retry-after": "nan"}), httpx.Response(200, json=DONE)]), waited
+    )
+    assert waited.pop() == PAUSES_S[0]
     assert await ask(iter([slow, httpx.ReadTimeout("slow"), for_ever, httpx.Response(200, json=DONE)]), waited) == "yes"
     assert waited == [7.0, PAUSES_S[1], 120.0]
+
+
+@pytest.mark.parametrize("choices", [[], {}, ["yes"], [None], [{"message": "yes"}], [{"message": {"content": [1]}}]])
+async def test_an_answer_that_says_nothing_is_empty(choices: Any) -> None:
+    assert await ask(iter([httpx.Response(200, json={"choices": choices})]), []) == ""
 
 
 async def test_errors_that_stay_end_the_run() -> None:
@@ -379,17 +402,22 @@ async def test_errors_that_stay_end_the_run() -> None:
         await ask(iter([httpx.Response(200, text="<html>")]), [])
 
 
-def row(repeat: int, solved: bool, tokens: list[int | None]) -> Record:
+def row(repeat: int, solved: bool, tokens: list[int | None], task: str = "a") -> Record:
     sent = {"prompt_tokens": tokens, "shortened": 1, "fell_back": 0}
-    return {"selector": "recap", "repeat": repeat, "solved": solved} | sent
+    return {"selector": "recap", "repeat": repeat, "task": task, "solved": solved} | sent
 
 
 def test_the_table_is_the_mean_and_deviation_of_the_repeats(tmp_path: Path) -> None:
     """Two repeats of two tasks, 50 % and 100 %: their sample deviation is 35.36."""
-    rows = [row(1, True, [110, None]), row(1, False, [130]), row(2, True, [120]), row(2, True, [120])]
+    rows = [row(1, True, [110, None]), row(1, False, [130], "b"), row(2, True, [120]), row(2, True, [120])]
     found = summary_of(rows, 20)
     assert found.shown == "75.0 ± 35.36" and found.context_tokens == 100 and found.requests == 5
     about = {"tasks": {"f": "d"}, "endpoint": "http://u", "model": "m", "replay": None, "seed": 0}
+    about |= {"temperature": 1.0, "max_tokens": 9}
     page = render(Results(tmp_path, about, [row | {"item": str(i)} for i, row in enumerate(rows)]), tmp_path)
+    assert (
+        "`recap eval lic --base-url http://u --model m --selectors recap --tasks f --instances 2 --conversations 2 "
+        in page
+    )
     assert "| recap | 75.0 ± 35.36 |" in page and "85.4 ± 1.95 (94)" in page
     assert summary_of([row(1, True, [None])], 20).context_tokens is None

@@ -44,7 +44,6 @@ def test_every_guard_takes_hold_on_linux() -> None:
         ("def f(x):\n    while True: pass", "ended its process"),
         ("def f(x):\n    while True: print('x' * 1000)", "ended its process"),
         ("def f(x): return [0] * 10**10", "MemoryError"),
-        ("def f(x):\n    open('big', 'w').write('x' * 10**7)\n    return 2", "File too large"),
         ("def f(x): return 'x' * (20 << 20)", "too long"),
         ("def f(x): return f", "cannot be compared"),
         ("class Equal:\n    def __eq__(self, other): return True\ndef f(x): return Equal()", "cannot be compared"),
@@ -107,6 +106,9 @@ def f(x):
         "    open(PLACE, 'w').write('x')\n    return 2",
         "    open(PLACE + '.new', 'w').write('x')\n    return 2",
         "    import os\n    os.unlink(PLACE)\n    return 2",
+        "    import os\n    os.truncate(PLACE, 0)\n    return 2",
+        "    open('here', 'w')\n    return 2",
+        "    import os\n    os.mkdir('here')\n    return 2",
         "    import os\n    open(f'/proc/{os.getppid()}/environ').read()\n    return 2",
     ],
 )
@@ -120,11 +122,27 @@ def test_nothing_outside_is_within_reach(code: str, tmp_path: Path) -> None:
     assert place.read_text() == "mine" and place.stat().st_mode == mode and len(list(tmp_path.iterdir())) == 1
 
 
-def test_its_own_folder_is_its_own_and_goes() -> None:
-    code = "import os\ndef f(x):\n    open('a', 'w').write('x')\n    return os.listdir('.') == ['a'] and os.getcwd()"
-    outcome = run(code, "def check(candidate):\n    assert 0, candidate(1)\n")
-    folder = Path(outcome.detail.removeprefix("AssertionError: "))
-    assert folder.is_absolute() and not folder.exists()
+def test_its_own_folder_is_empty_and_goes() -> None:
+    outcome = run("import os\ndef f(x): return os.listdir('.'), os.getcwd()", "def check(f):\n    assert 0, f(1)\n")
+    found, folder = eval(outcome.detail.removeprefix("AssertionError: "))
+    assert found == [] and Path(folder).is_absolute() and not Path(folder).exists()
+
+
+@confined
+def test_no_file_takes_a_byte() -> None:
+    """Whatever Landlock makes of its name: a file without one shows the limit alone."""
+    code = "import os\ndef f(x): return os.write(os.memfd_create('m'), b'x')"
+    assert "File too large" in run(code).detail
+
+
+@confined
+def test_root_has_no_capabilities_left() -> None:
+    code = (
+        "import ctypes, struct\ndef f(x):\n    data = ctypes.create_string_buffer(b'?' * 24, 24)\n"
+        "    header = ctypes.create_string_buffer(struct.pack('=Ii', 0x20080522, 0))\n"
+        "    return ctypes.CDLL(None).capget(header, data), data.raw"
+    )
+    assert run(code, "def check(candidate):\n    assert candidate(1) == (0, bytes(24))\n").passed
 
 
 def test_tests_that_catch_everything_do_not_pass_for_dead_code() -> None:
