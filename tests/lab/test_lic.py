@@ -149,7 +149,7 @@ def test_a_file_without_tasks_is_named(text: str, tmp_path: Path) -> None:
         ("def f(x):\n    return 1\n\nThis adds nothing.", "f", "return 1"),
         ("Sure, here:\n\nfrom typing import List\ndef f(x):\n    return 1", "f", "import List"),
         ("  ```python\ndef f(): return 1\n", "f", "return 1"),
-        ("```\ndef f(): return 1\n```\n```\ndef f(): return " + "-" * 900 + "1\n```", "f", "return 1"),
+        ("```\ndef f(): return 1\n```\n```\ndef f(): return " + "-" * 900 + "2\n```", "f", "return 1"),
     ],
 )  # fmt: skip
 def test_code_is_found_in_answers(answer: str, function: str, contains: str) -> None:
@@ -214,24 +214,30 @@ def roles(request: Received) -> str:
     )
 
 
-def test_every_selector_sends_what_it_says(
-    model: Programmer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def wordy_at_first(messages: list[Record]) -> str:
+    """Of its answers all but the first fit into a tenth of the history."""
+    users = [message["content"] for message in messages if message["role"] == "user"]
+    value = users[-1].removeprefix("it returns ") if users[-1].startswith("it returns") else "None"
+    return f"{'So be it. ' * (400 if len(users) == 1 else 1)}\n```\ndef double(x):\n    return {value}\n```"
+
+
+def test_every_selector_sends_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the user said always comes; of the answers all, those that fit, or none."""
     write(tmp_path / "tasks.jsonl", record(shards=4))
-    for selector in SELECTORS:
-        before = len(model.conversations)
-        assert main(arguments(model, tmp_path, "--selectors", selector, "--conversations", "1")) == 0
-        sent = [roles(request) for request in model.conversations[before:]]
-        if selector == "full":
-            assert sent == ["su", "suau", "suauau", "suauauau"]
-        else:  # long answers never fit into a tenth; what the user said always comes
-            assert sent == ["su", "sNuu", "sNuuu", "sNuuuu"], selector
+    fitting = ["su", "sNuu", "sNuuau", "sNuuauau"]
+    expected = dict.fromkeys(SELECTORS, fitting)
+    expected |= {"full": ["su", "suau", "suauau", "suauauau"], "user-messages": ["su", "sNuu", "sNuuu", "sNuuuu"]}
+    with Programmer(wordy_at_first) as model:
+        for selector in SELECTORS:
+            before = len(model.conversations)
+            assert main(arguments(model, tmp_path, "--selectors", selector, "--conversations", "1")) == 0
+            assert [roles(request) for request in model.conversations[before:]] == expected[selector], selector
+        assert {request.json["temperature"] for request in model.conversations} == {1.0}
     rows = rows_of(tmp_path)
     assert [row["selector"] for row in rows] == list(SELECTORS)
     assert all(row["solved"] and row["answers"] == 4 and row["fell_back"] == 0 for row in rows)
     assert [row["shortened"] for row in rows] == [0, 3, 3, 3, 3, 3]
     assert all(len(set(row["prompt_tokens"])) == 4 for row in rows), "as the provider counts them"
-    assert {request.json["temperature"] for request in model.conversations} == {1.0}
     page = capsys.readouterr().out
     assert "| user-messages | 100.0 | +0.0 |" in page and "65.6 ± 1.82 (1,121)" in page
 
