@@ -67,7 +67,12 @@ def run_tests(program: Program, limits: Limits | None = None) -> Outcome:
     job = {"code": program.code, "helpers": program.helpers, "function": program.function, "limits": asdict(limits)}
     with tempfile.TemporaryDirectory(prefix="recap-lab-", ignore_cleanup_errors=True) as folder:
         jobs = sandboxed.frame(job) + sandboxed.frame({"test": program.test})
-        said, exit_code = _run(sandboxed.__file__, jobs, folder, limits.wall_s)
+        try:
+            said, exit_code = _run(sandboxed.__file__, jobs, folder, limits.wall_s)
+        except OSError as error:
+            raise LabError(
+                f"the sandbox cannot be started: {error}; lower --parallel, or free processes and memory"
+            ) from error
     if said is None:
         return Outcome(False, f"not done after {limits.wall_s:g} s", ())
     if not said:
