@@ -33,8 +33,8 @@ ABOUT = (
     "Recorded sessions through the proxy's own session logic under every shipped profile: its prices, its way of "
     "matching, and a cache that keeps a prefix for the geometric middle of `warm_s` and `cold_s`, which the proxy does "
     "not know. Input cost in thousand uncached tokens, summed over the sessions; `auto / cheapest` is that of `auto` "
-    f"over the cheapest of the others (wanted: at most {WANTED:g}). Agent and user say what was recorded, so nothing is "
-    "read again that was left out. The last columns add what it would have cost: a left-out message is read again when "
+    f"over the cheapest of the others (wanted: at most {WANTED:g}). Agent and user say what was recorded, so nothing "
+    "is read again that was left out. The last columns add what it would have cost: a left-out message is read again when "
     "an answer names a code-like identifier that stands there and in nothing that was sent."
 )
 
@@ -119,7 +119,7 @@ def reread_cost(row: ExchangeRow, missed: Missed, profile: Profile) -> float:
     return profile.write * missed.read + profile.read * missed.carried + request
 
 
-def ratio(costs: Mapping[str, float]) -> float:
+def ratio(costs: Mapping[Mode, float]) -> float:
     """Cost of mode `auto` over that of the cheapest other one."""
     return costs["auto"] / min(cost for mode, cost in costs.items() if mode != "auto")
 
