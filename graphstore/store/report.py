@@ -46,6 +46,22 @@ class Tokens:
     sent: int
 
 
+class ExchangesStamp(NamedTuple):
+    """Changes with every exchange of a session that begins or ends."""
+
+    exchanges: int
+    latest: int
+    ended: float  # sum of the times at which they ended
+
+
+def exchanges_stamps(reader: Reader) -> dict[int, ExchangesStamp]:
+    """Session id -> stamp."""
+    e = exchanges.c
+    query = select(e.session_id, func.count(), func.max(e.id), func.total(e.ended_at)).group_by(e.session_id)
+    with reader.snapshot() as db:
+        return {row[0]: ExchangesStamp(*row[1:]) for row in db.execute(query.where(e.session_id.is_not(None)))}
+
+
 def find_session(reader: Reader, reference: str) -> SessionRow:
     """By name or the beginning of one. Raises `UnknownSession` or `AmbiguousSession`."""
     session = reader.load_session(reference)
