@@ -3,14 +3,16 @@
 import argparse
 from pathlib import Path
 
+from proxy.lab.concentration import STUDY as CONCENTRATION
 from proxy.lab.costs import STUDY as COSTS
+from proxy.lab.queries import STUDY as QUERIES
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS)
+STUDIES: tuple[Study, ...] = (REUSE, CONCENTRATION, QUERIES, SIMULATE, COSTS)
 OUT = Path("eval")
 
 

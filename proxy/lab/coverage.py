@@ -9,8 +9,8 @@ Two settings: `B.1` (the paper: candidates precede the turn that has just been c
 history, which is what the proxy chooses from). Two readings of "identifier": `code` (headline: has a dot, underscore,
 a digit or an inner capital) and `any` (every word that `graphstore.identifiers` keeps).
 
-Where the finished turns were observed (`proxy.lab.attention`), a transition knows what past attention says of its
-candidates, and there are ways to choose that go by it.
+Where the finished turns were observed, a transition knows what past attention says of its candidates, and there are ways
+to choose that go by it.
 """
 
 import re
@@ -27,8 +27,8 @@ from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex, identifiers
 from graphstore.parameters import Parameters
 from graphstore.scoring import lexical_cue, standardised
-from graphstore.selection import OWED, HistoryBlock, protection, score, select
-from proxy.lab.attention import Observed
+from graphstore.selection import OWED, HistoryBlock, protection, select
+from proxy.lab.observed import Observed
 from proxy.lab.recordings import Recording
 
 Setting = Literal["B.1", "product"]
@@ -57,6 +57,7 @@ class Attended:
     """What the finished turns' attention says of the candidates, which the graph knows by their places."""
 
     density: tuple[float, ...]  # a token's, in the turn that has just been completed; 0: not observed
+    mass: tuple[float, ...]  # a block's, in the same turn
     graphs: Mapping[Rule, ContextGraph]
     history: tuple[HistoryBlock, ...]
 
@@ -113,10 +114,12 @@ def transitions(
 
 
 def _attended(candidates: Sequence[Block], observed: Observed, turn: int) -> Attended:
-    density = {block.ordinal: block.density for block in observed.turns[turn].replay.blocks}
+    readings = {block.ordinal: block for block in observed.turns[turn].replay.blocks}
+    own = [readings.get(place) for place in range(len(candidates))]
     past = observed.until(turn)
     return Attended(
-        tuple(density.get(place, 0.0) for place in range(len(candidates))),
+        tuple(block.density if block else 0.0 for block in own),
+        tuple(block.mass if block else 0.0 for block in own),
         {rule: derive(past, rule, Parameters()) for rule in ATTENTION_RULES},
         tuple(HistoryBlock(i, block.kind, block.cost, block.edits) for i, block in enumerate(candidates)),
     )
@@ -190,22 +193,21 @@ SIGNALS: Mapping[str, Signal] = {
 Choose = Callable[[float], set[int]]  # share of the characters -> the candidates that are sent
 
 
-def _attention(t: Transition) -> Sequence[float]:
+def _density(t: Transition) -> Sequence[float]:
     assert t.attended is not None
     return t.attended.density
 
 
-def _recap_score(t: Transition) -> list[float]:
-    """s(v) of Eq. 3 by the paper's rule, with the annotations, as the proxy has it."""
+def _mass(t: Transition) -> Sequence[float]:
     assert t.attended is not None
-    history, graph = t.attended.history, t.attended.graphs["paper"]
-    return score(history, t.index, t.query, graph, Parameters(), session=t.session, turn=t.turn).total
+    return t.attended.mass
 
 
 ATTENTION_SIGNALS: Mapping[str, Signal] = {
-    "attention": _attention,
-    "attention + query": weighted((1, _attention), (LAMBDA, _query)),
-    "recap score": _recap_score,
+    "attention": _density,
+    "attention + query": weighted((1, _density), (LAMBDA, _query)),
+    "mass + query": weighted((1, _mass), (LAMBDA, _query)),
+    "past use + mass + query": weighted((1, _past), (1, _mass), (LAMBDA, _query)),
 }
 
 

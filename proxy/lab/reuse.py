@@ -10,7 +10,7 @@ from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean, median
 
-from proxy.lab.attention import Observed, add_attention, load_attention, words_of
+from proxy.lab.attention import add_attention, load_attention, missing_of, words_of
 from proxy.lab.coverage import (
     BUDGETS,
     READINGS,
@@ -22,6 +22,7 @@ from proxy.lab.coverage import (
     lost,
     transitions,
 )
+from proxy.lab.observed import Observed
 from proxy.lab.pages import markdown_table, plot_lines
 from proxy.lab.recordings import Recording
 from proxy.lab.results import Results
@@ -50,8 +51,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         turns = len(recording.turns()) - 1  # nothing comes after the last one
         observed = attention.observe(recording, turns)
         skeletons = protected_lost(recording, observed)
-        about = {"turns": turns, "unread": observed.unread}
-        results.add(item, session=item, coverage=measure(recording, observed), lost=skeletons, **about)
+        measured = measure(recording, observed)
+        results.add(item, session=item, coverage=measured, lost=skeletons, turns=turns, missing=observed.missing)
     return results
 
 
@@ -97,7 +98,7 @@ def render(results: Results, folder: Path) -> str:
     has_attention = "model" in results.about
     signals = (*SIGNALS, *WITH_ATTENTION) if has_attention else tuple(SIGNALS)
     if has_attention:
-        parts += ["", unread_of(results), "", _EXPLAINED]
+        parts += ["", missing_of(results), "", _EXPLAINED]
     for reading in READINGS:
         for setting in SETTINGS:
             parts += ["", f"### {TITLES[setting]}, {READ[reading]}", "", _table(results, setting, reading, signals)]
@@ -111,19 +112,10 @@ def render(results: Results, folder: Path) -> str:
 
 
 _EXPLAINED = (
-    "`attention`: density in the turn that was just completed. `recap score`: Eq. 3 by the paper's rule. "
-    "`recap (RULE)`: that score by the rule, then one hop of expansion, which may reach a tenth beyond the budget as "
-    "in the proxy; nothing is protected. Transitions without an observation are left out for every signal."
+    "`attention`: a token's, in the turn that was just completed; `mass`: a block's. `recap (RULE)`: the score of Eq. 3 "
+    "by the rule, then one hop of expansion, which may reach a tenth beyond the budget as in the proxy; nothing is "
+    "protected. Transitions without an observation are left out for every signal."
 )
-
-
-def unread_of(results: Results) -> str:
-    """How much of the data was not observed."""
-    rows = results.rows
-    unread, turns = sum(row["unread"] for row in rows), sum(row["turns"] for row in rows)
-    none = sum(row["unread"] == row["turns"] for row in rows)
-    why = f" (longer than {results.about['tokens_max']:,} tokens)" if "tokens_max" in results.about else ""
-    return f"Not observed: {unread} of {turns} turns{why}; {none} of {len(rows)} sessions have none and are skipped."
 
 
 def _losses(results: Results) -> str:

@@ -53,4 +53,6 @@ def _bootstrap(values: Sequence[float], seed: int, resamples: int) -> Estimate:
     count = len(values)
     means = sorted(fmean(draw.choices(values, k=count)) for _ in range(resamples))
     tail = (1 - LEVEL) / 2
-    return Estimate(fmean(values), means[int(tail * (resamples - 1))], means[round((1 - tail) * (resamples - 1))], count)
+    return Estimate(
+        fmean(values), means[int(tail * (resamples - 1))], means[round((1 - tail) * (resamples - 1))], count
+    )

@@ -27,7 +27,7 @@ MODEL_COMMANDS = {
     COMPOSITION_ROOT,
     "proxy/commands/model.py",
     "proxy/commands/worker.py",
-    "proxy/lab/attention.py",  # replays recorded sessions
+    "proxy/lab/replayed.py",  # replays recorded sessions
 }
 MODEL_VALUES = {"proxy_model.config", "proxy_model.context", "proxy_model.errors"}  # for everybody: they import nothing
 
