@@ -1,7 +1,7 @@
 """Sessions of an archive with what the worker observed while they ran.
 
-They are read in chat form, so blocks have other names than in the archive; what a branch inherits from its parent is not
-among its observations, nor is a turn to which the user went back.
+They are read in chat form, so blocks have other names than in the archive. What a branch inherits from its parent is
+not among its observations, nor is a turn that the user took back.
 """
 
 import hashlib

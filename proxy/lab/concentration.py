@@ -4,8 +4,8 @@ A finished turn's attention over the blocks that stood before the turn, normalis
 attention a token, the densest first; the curve says which share of the attention so large a share of the history's
 tokens has. Between two blocks it is straight, as if a block could be cut. Uniform attention is the diagonal.
 
-All positions of the turn ask, as for importance; in the paper's Figure 2 the arriving request's alone do. One row in the
-results for each session; figures are means over its turns, then over sessions.
+All positions of the turn ask, as for importance; in the paper's Figure 2 those of the arriving request do. One row in
+the results for each session; figures are means over its turns, then over sessions.
 """
 
 import argparse

@@ -9,8 +9,8 @@ Two settings: `B.1` (the paper: candidates precede the turn that has just been c
 history, which is what the proxy chooses from). Two readings of "identifier": `code` (headline: has a dot, underscore,
 a digit or an inner capital) and `any` (every word that `graphstore.identifiers` keeps).
 
-Where the finished turns were observed, a transition knows what past attention says of its candidates, and there are ways
-to choose that go by it.
+Where the finished turns were observed, a transition knows what past attention says of its candidates, and more ways to
+choose can be compared.
 """
 
 import re

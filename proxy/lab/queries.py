@@ -57,7 +57,7 @@ def targets(words: Sequence[frozenset[str]]) -> tuple[str, str] | None:
     """Two code-like identifiers of a history, which is given by block; None: it has no two.
 
     At most half of the blocks name one. Files go first, then names without a dot, then what more blocks name, then the
-    alphabet. The second is, of the same kind if there is one, the best of those that share the fewest blocks with the first.
+    alphabet. The second is of the same kind if there is one, and shares as few of its blocks with the first as can be.
     """
     naming: dict[str, set[int]] = {}
     for block, found in enumerate(words):
@@ -187,9 +187,9 @@ def render(results: Results, folder: Path) -> str:
     skipped = Counter(row["skipped"] for row in results.rows if "skipped" in row)
     parts = [
         "## Requests over a fixed history",
-        "Share of the attention on the history that moves when the request says the same in other words, and when it names "
-        "another target (paper Observation 3, Figure 7, B.2). Means over sessions, differences with the 95 % interval of "
-        "a paired bootstrap over sessions.",
+        "Share of the attention on the history that moves when the request says the same in other words, and when it "
+        "names another target (paper Observation 3, Figure 7, B.2). Means over sessions, differences with the 95 % "
+        "interval of a paired bootstrap over sessions.",
         provenance(results, command_of(NAME, *words_of(results.about))),
         "",
     ]

@@ -1,8 +1,8 @@
 """Recorded sessions through a local model, turn by turn, as the product's worker does.
 
 A turn is replayed over all that stood in its last request and what came back: nothing is left out, because nothing was
-when the session was recorded. A context that is longer than the limit is not replayed rather than cut, so every block of
-a replay was seen whole. Torch is loaded with the model and not before.
+when the session was recorded. A context that is longer than the limit is not replayed rather than cut, so a replay has
+seen every block whole. Torch is loaded with the model and not before.
 """
 
 from collections import Counter
