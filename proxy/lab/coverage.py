@@ -212,15 +212,16 @@ ATTENTION_SIGNALS: Mapping[str, Signal] = {
 
 
 def _recap(t: Transition, rule: Rule, budget: float) -> set[int]:
-    """The proxy's selection with its expansion, which may reach a tenth beyond the budget; nothing is protected."""
+    """The proxy's selection; nothing is protected. Its expansion ends at the budget, so all choices send as much."""
     assert t.attended is not None
+    nominal = budget / (1 + Parameters().delta)
     return set(
         select(
             [HistoryBlock(block.ordinal, "tools", block.cost) for block in t.attended.history],
             t.index,
             t.query,
             t.attended.graphs[rule],
-            Parameters(beta=budget, request_cap_chars=2 * sum(t.costs)),
+            Parameters(beta=nominal, request_cap_chars=2 * sum(t.costs)),
             session=t.session,
             turn=t.turn,
             rule=rule,
@@ -232,11 +233,15 @@ def _recap(t: Transition, rule: Rule, budget: float) -> set[int]:
 WITH_ATTENTION = (*ATTENTION_SIGNALS, *(f"recap ({rule})" for rule in ATTENTION_RULES))
 
 
+def rankings(t: Transition) -> Iterator[tuple[str, Choose]]:
+    """Every signal that this transition knows enough for, packed by score alone."""
+    for name, signal in (SIGNALS if t.attended is None else {**SIGNALS, **ATTENTION_SIGNALS}).items():
+        yield name, partial(pack, signal(t), t.costs)
+
+
 def choices(t: Transition) -> Iterator[tuple[str, Choose]]:
     """Every way to choose that this transition knows enough for."""
-    signals = SIGNALS if t.attended is None else {**SIGNALS, **ATTENTION_SIGNALS}
-    for name, signal in signals.items():
-        yield name, partial(pack, signal(t), t.costs)
+    yield from rankings(t)
     if t.attended is not None:
         for rule in ATTENTION_RULES:
             yield f"recap ({rule})", partial(_recap, t, rule)

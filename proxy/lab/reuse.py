@@ -20,6 +20,7 @@ from proxy.lab.coverage import (
     choices,
     coverage,
     lost,
+    rankings,
     transitions,
 )
 from proxy.lab.observed import Observed
@@ -74,7 +75,7 @@ def protected_lost(recording: Recording, observed: Observed) -> dict[str, list[t
     """Signal -> for every transition of B.1: users, users left out, latest edits, latest edits left out (paper B.3)."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for transition in transitions(recording, "B.1", "any", observed):
-        for name, choose in choices(transition):
+        for name, choose in rankings(transition):
             skeleton = lost(transition, choose, COMPARED_AT)
             if skeleton is not None:
                 found.setdefault(name, []).append(astuple(skeleton))
@@ -113,8 +114,8 @@ def render(results: Results, folder: Path) -> str:
 
 _EXPLAINED = (
     "`attention`: a token's, in the turn that was just completed; `mass`: a block's. `recap (RULE)`: the score of Eq. "
-    "3 by the rule, then one hop of expansion, which may reach a tenth beyond the budget as in the proxy; nothing is "
-    "protected. Transitions without an observation are left out for every signal."
+    "3 by the rule packs ten elevenths of the budget, one hop of expansion may use the rest; nothing is protected. "
+    "Transitions without an observation are left out for every signal."
 )
 
 
