@@ -114,6 +114,7 @@ def test_arguments_that_say_nothing_together_are_refused(
         load_attention(parser.parse_args(words), Settings())
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_real_model_reads_every_block_of_the_turns_that_fit(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_model_is_needed_and_a_model_that_is_none_is_named(
     assert "no-model" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_real_model_moves_its_attention_and_a_stopped_run_goes_on(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
