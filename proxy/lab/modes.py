@@ -34,8 +34,8 @@ ABOUT = (
     "matching, and a cache that keeps a prefix for the geometric middle of `warm_s` and `cold_s`, which the proxy does "
     "not know. Input cost in thousand uncached tokens, summed over the sessions; `auto / cheapest` is that of `auto` "
     f"over the cheapest of the others (wanted: at most {WANTED:g}). Agent and user say what was recorded, so nothing "
-    "is read again that was left out. The last columns add what it would have cost: a left-out message is read again when "
-    "an answer names a code-like identifier that stands there and in nothing that was sent."
+    "is read again that was left out. The last columns add what it would have cost: a left-out message is read again "
+    "when an answer names a code-like identifier that stands there and in nothing that was sent."
 )
 
 

@@ -31,19 +31,28 @@ def session_means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {session: fmean(members) for session, members in values.items() if members}
 
 
+def mean_of_sessions(values: Mapping[str, Sequence[float]], *, seed: int, resamples: int = RESAMPLES) -> Estimate:
+    """Mean over sessions, with the percentile interval of the bootstrap over sessions."""
+    means = session_means(values)
+    return _bootstrap([means[session] for session in sorted(means)], seed, resamples)
+
+
 def paired_difference(
     left: Mapping[str, Sequence[float]], right: Mapping[str, Sequence[float]], *, seed: int, resamples: int = RESAMPLES
 ) -> Estimate:
     """Mean over sessions of left minus right, with the percentile interval of the paired bootstrap over sessions."""
     one, other = session_means(left), session_means(right)
     shared = sorted(one.keys() & other.keys())
-    differences = [one[session] - other[session] for session in shared]
-    if not differences:
+    return _bootstrap([one[session] - other[session] for session in shared], seed, resamples)
+
+
+def _bootstrap(values: Sequence[float], seed: int, resamples: int) -> Estimate:
+    if not values:
         return Estimate(float("nan"), float("nan"), float("nan"), 0)
     draw = random.Random(seed)
-    count = len(differences)
-    means = sorted(fmean(draw.choices(differences, k=count)) for _ in range(resamples))
+    count = len(values)
+    means = sorted(fmean(draw.choices(values, k=count)) for _ in range(resamples))
     tail = (1 - LEVEL) / 2
     return Estimate(
-        fmean(differences), means[int(tail * (resamples - 1))], means[round((1 - tail) * (resamples - 1))], count
+        fmean(values), means[int(tail * (resamples - 1))], means[round((1 - tail) * (resamples - 1))], count
     )
