@@ -37,12 +37,11 @@ from proxy.inspector.feed import Feed
 from proxy.inspector.guard import TOKEN, Guard
 from proxy.inspector.health import health_without_archive, show_health
 from proxy.inspector.maps import show_graph, show_map
-from proxy.inspector.savings import show_savings
 from proxy.inspector.search import search_text
 from proxy.inspector.sessions import SESSIONS_MAX, Value, View, list_sessions, show_session
 from proxy.inspector.turns import UnknownTurn, show_turn, show_what_if
 from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
-from proxy.savings import Savings
+from proxy.savings import Savings, as_json, sum_up
 from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -166,7 +165,7 @@ class Inspector:
         return await self._answer(request, lambda view: search_text(view.reader, wanted, monotonic=time.monotonic))
 
     async def _savings(self, request: Request) -> Response:
-        return await self._answer(request, show_savings)
+        return await self._answer(request, lambda view: as_json(sum_up(view.savings, view.reader), view.settings))
 
     async def _show_health(self, request: Request) -> Response:
         said = self._health()

@@ -210,7 +210,7 @@ async def test_the_page_names_every_error_and_no_other(
     def fail(*_: object) -> None:
         raise RuntimeError("a view fails")
 
-    monkeypatch.setattr(routes, "show_savings", fail)
+    monkeypatch.setattr(routes, "sum_up", fail)
     async with looking(recorded, tmp_path) as look:
         client, name = look.client, look.names[HOSTILE]
         for path, headers in (
