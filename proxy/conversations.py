@@ -72,6 +72,7 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         notice=settings.notice,
         rule=rule_of(settings),
         selector=SELECTORS[settings.selector],
+        holdout=settings.holdout,
         clock=clock,
     )
     return ArchivedConversations(

@@ -3,10 +3,14 @@
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from graphstore.store.archive import open_reader
 from graphstore.store.report import find_session
 from proxy.commands.text import count, number, plain, share, table
+from proxy.comparison import TASKS_MIN, Compared, Comparison, compare, tasks
+from proxy.errors import RecapError
+from proxy.lab.statistics import LEVEL
 from proxy.ledger import Totals
 from proxy.savings import Savings, Sums, as_json, sum_up
 from proxy.settings import Settings
@@ -24,12 +28,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("savings", help="what was saved, by session, day or model")
     parser.add_argument("session", nargs="?", help="only this session: its name, or the beginning of it")
     by = ("session", "day", "model")
-    parser.add_argument("--by", choices=by, help="a line for each (default: session; of one session: day)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--by", choices=by, help="a line for each (default: session; of one session: day)")
+    what.add_argument("--compare", action="store_true", help="sessions held out (setting holdout) against the others")
     parser.add_argument("--json", action="store_true", help="all of it, as one JSON object")
     return parser
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if arguments.compare:
+        return _compare(arguments, settings)
     with open_reader(settings.db) as reader:
         only = find_session(reader, arguments.session) if arguments.session is not None else None
         sums = sum_up(Savings(settings), reader, only)
@@ -89,3 +97,54 @@ def _remarks(sums: Sums, *, priced: bool) -> Iterator[str]:
         yield "in tokens alone: the setting `prices` adds money (docs/configuration.md)"
     elif sums.models_without_price:
         yield f"without a price, and not in the money: {', '.join(map(plain, sums.models_without_price))}"
+
+
+def _compare(arguments: argparse.Namespace, settings: Settings) -> int:
+    if arguments.session is not None:
+        raise RecapError(f"--compare needs all sessions: leave {arguments.session!r} away")
+    with open_reader(settings.db) as reader:
+        parts = Savings(settings).by_session(reader)
+        by_arm = tasks(reader.list_sessions(), parts, settings.prices)
+    comparison = compare(by_arm, priced=bool(settings.prices), seed=settings.seed)
+    if arguments.json:
+        print(json.dumps(asdict(comparison), indent=2))
+        return 0
+    print("\n".join(_told(comparison, settings)))
+    return 0
+
+
+def _told(comparison: Comparison, settings: Settings) -> Iterator[str]:
+    """The figures, and plainly what they cannot say."""
+    held_out, treated = comparison.held_out, comparison.treated
+    yield f"{count(held_out, 'session')} held out, {number(treated)} treated, with their sub-agents and side requests"
+    if comparison.undrawn:
+        yield f"not compared: {count(comparison.undrawn, 'session')} that began without the setting `holdout`"
+    if comparison.without_usage:
+        yield f"not compared: {count(comparison.without_usage, 'session')} without usage by the provider"
+    if comparison.lines:
+        columns = ("measure", "held out", "treated", "difference", "", f"{LEVEL:.0%} interval")
+        yield ""
+        yield table(columns, [_compared(line) for line in comparison.lines], right=columns[1:])
+        yield ""
+    if not comparison.is_enough:
+        yield (
+            f"too few sessions to tell a difference from chance: {TASKS_MIN} of each are needed"
+            + ("" if settings.holdout else "; `holdout` is 0 now, so no more are held out")
+        )
+    else:
+        yield "difference: treated less held out. Where its interval includes 0, these sessions show none."
+    if settings.prices and not comparison.priced and comparison.lines:
+        yield "no money: not every model that was used has a price (setting `prices`)"
+
+
+def _compared(line: Compared) -> list[str | None]:
+    def shown(value: float, sign: str = "") -> str:
+        return f"{value:{sign},.4f}" if line.is_fraction else f"{value:{sign},.0f}"
+
+    difference = line.difference
+    cells: list[str | None] = [line.measure, shown(line.held_out), shown(line.treated)]
+    if difference is None:
+        return [*cells, None, None, None]
+    relative = f"{difference.mean / line.held_out:+.0%}" if line.held_out else None
+    interval = f"{shown(difference.low, '+')} to {shown(difference.high, '+')}"
+    return [*cells, shown(difference.mean, "+"), relative, interval]
