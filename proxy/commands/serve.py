@@ -35,13 +35,15 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
+    from proxy.metrics import Meters
     from proxy.server import Server, serve
     from proxy.wiring import open_app, open_conversations
 
-    conversations = await open_conversations(settings)
+    meters = Meters()
+    conversations = await open_conversations(settings, (meters,))
     memory.settle()
     supervisor = _supervisor(settings)
-    async with open_app(settings, conversations) as app:
+    async with open_app(settings, conversations, meters=meters) as app:
         _announce(settings, listener)
         trimming = asyncio.create_task(memory.return_pages())
         if supervisor is not None:
