@@ -17,6 +17,7 @@ from proxy.conversations import open_conversations
 from proxy.ledger import Price
 from proxy.metrics import NAMES_MAX, OTHER, Meters, Names
 from proxy.observers import Observers
+from proxy.ports import Observer
 from proxy.settings import Settings
 from tests.clock import VirtualClock
 from tests.fakes.recording_upstream import RecordingUpstream
@@ -65,12 +66,12 @@ def numbers_of(text: str) -> Numbers:
 
 
 @asynccontextmanager
-async def measured(folder: Path, **changes: Any) -> AsyncIterator[Measured]:
+async def measured(folder: Path, *observers: Observer, **changes: Any) -> AsyncIterator[Measured]:
     upstream, clock, meters = RecordingUpstream(), VirtualClock(), Meters()
     async with upstream.running():
         given = {"upstream": upstream.url, "db": str(folder / "recap.db"), "min_history_tokens": 0}
         settings = Settings(**(given | changes))
-        conversations = open_conversations(settings, clock, (meters,))
+        conversations = open_conversations(settings, clock, (meters, *observers))
         async with (
             running_proxy(settings, conversations, clock=clock, meters=meters) as proxy,
             httpx.AsyncClient(base_url=proxy.url) as client,
