@@ -5,7 +5,7 @@ it. Its queues are bounded: what a slow collector does not take is dropped. Noth
 """
 
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from importlib.metadata import version
 
 from opentelemetry.context import Context
@@ -23,7 +23,8 @@ from proxy.metrics import Names
 from proxy.telemetry import Signal, common, error_of, first_chunk_s, of_span
 
 SCOPE = "recap"
-CLOSE_S = 3.0
+CLOSE_S = 2.0
+GIVE_UP_S = 1.0  # after that, for an attempt that is under way
 NANOSECONDS = 1_000_000_000
 TOKEN_BUCKETS = tuple(4**power for power in range(14))  # these and the next: as the conventions advise
 SECONDS_BUCKETS = tuple(0.01 * 2**power for power in range(14))
@@ -31,10 +32,13 @@ SECONDS_BUCKETS = tuple(0.01 * 2**power for power in range(14))
 
 def open_exporters(signals: Set[Signal], environ: Mapping[str, str]) -> "OpenTelemetry":
     """Exporters by OTLP over HTTP; where to, and how often, they read from the process's OTEL_ variables."""
+    spans = OTLPSpanExporter() if "traces" in signals else None
+    numbers = OTLPMetricExporter() if "metrics" in signals else None
     return OpenTelemetry(
         resource_of(environ),
-        BatchSpanProcessor(OTLPSpanExporter()) if "traces" in signals else None,
-        PeriodicExportingMetricReader(OTLPMetricExporter()) if "metrics" in signals else None,
+        BatchSpanProcessor(spans) if spans is not None else None,
+        PeriodicExportingMetricReader(numbers) if numbers is not None else None,
+        exporters=[exporter for exporter in (spans, numbers) if exporter is not None],
     )
 
 
@@ -48,7 +52,16 @@ def resource_of(environ: Mapping[str, str]) -> Resource:
 class OpenTelemetry:
     """`telemetry.Telemetry`."""
 
-    def __init__(self, resource: Resource, processor: SpanProcessor | None, reader: MetricReader | None) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        processor: SpanProcessor | None,
+        reader: MetricReader | None,
+        *,
+        exporters: Sequence[OTLPSpanExporter | OTLPMetricExporter] = (),
+    ) -> None:
+        """`exporters`: those behind the two, which try again and again until they are told to stop."""
+        self._exporters = exporters
         self._models = Names()
         self._spans = TracerProvider(resource=resource, shutdown_on_exit=False)
         if processor is not None:
@@ -114,10 +127,14 @@ class OpenTelemetry:
         span.end(round(ended_at * NANOSECONDS))
 
     def close(self) -> None:
-        """A collector that is away must not hold up the end: its threads are left behind after `CLOSE_S`."""
+        """Send what is left. A collector that is away is given up after `CLOSE_S`, and must not hold up the end."""
         closing = threading.Thread(target=self._shutdown, name="telemetry-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
+        if closing.is_alive():
+            for exporter in self._exporters:
+                exporter.shutdown()
+            closing.join(GIVE_UP_S)
 
     def _shutdown(self) -> None:
         self._spans.shutdown()

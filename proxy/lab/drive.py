@@ -135,7 +135,7 @@ async def drive(
     Raises `LabError` when the proxy could not use it.
     """
     clock = _Clock()
-    conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
+    conversations = open_conversations(msgspec.structs.replace(settings, attention="off", holdout=0.0), clock)
     try:
         for request, pause in zip(requests, pauses, strict=True):
             clock.now += pause

@@ -2,13 +2,13 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -211,7 +211,7 @@ def collector() -> Iterator[tuple[str, list[str]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", paths
@@ -235,8 +235,9 @@ def test_what_is_left_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
-    from proxy.otel import CLOSE_S
+    from proxy.otel import CLOSE_S, GIVE_UP_S
 
+    before = set(threading.enumerate())
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
     opened = open_telemetry(os.environ)
     assert opened is not None
@@ -245,7 +246,10 @@ def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPat
         opened.ended(ROW, BASE)
     handed_over = time.perf_counter()
     opened.close()
-    assert handed_over - began < 5.0 and time.perf_counter() - handed_over < CLOSE_S + 2.0
+    assert handed_over - began < 5.0 and time.perf_counter() - handed_over < CLOSE_S + GIVE_UP_S + 2.0
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+        assert not thread.is_alive(), thread.name
 
 
 def test_a_library_that_fails_to_start_stops_nothing(
