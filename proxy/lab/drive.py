@@ -186,7 +186,7 @@ async def drive(
     Raises `LabError` when the proxy could not use it.
     """
     clock = _Clock(starts_at)
-    conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
+    conversations = open_conversations(msgspec.structs.replace(settings, attention="off", holdout=0.0), clock)
     rereads, missed = Rereads(recording), []
     digests = [sha256(raw).digest() for raw in recording.messages]
     try:
