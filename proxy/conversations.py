@@ -70,9 +70,7 @@ def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConv
         "chat": ChatDialect(part_chars=settings.image_chars),
         "responses": ResponsesDialect(part_chars=settings.image_chars),
     }
-    book = WarmthBook()
-    for session, rows in recent_exchanges(archive.reader, EXCHANGES_LEARNED):
-        book.note_all(session.upstream, rows)
+    book = read_book(archive.reader)
     recorder = Recorder(archive.writer, archive.reader, book, observer)
     planner = Planner(
         archive,
@@ -98,6 +96,14 @@ def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConv
         observer=observer,
         upstream=settings.upstream,
     )
+
+
+def read_book(reader: Reader) -> WarmthBook:
+    """What the latest exchanges say of providers' caches."""
+    book = WarmthBook()
+    for session, rows in recent_exchanges(reader, EXCHANGES_LEARNED):
+        book.note_all(session.upstream, rows)
+    return book
 
 
 def rule_of(settings: Settings) -> Rule | None:

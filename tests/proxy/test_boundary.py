@@ -38,10 +38,10 @@ def test_a_user_who_answers_at_once_gets_his_warm_prefix() -> None:
         (replace(RETURNED, history_tokens=999), "cold", "below 1000"),
     ],
 )
-@pytest.mark.parametrize("mode", ["idle", "always", "off"])
+@pytest.mark.parametrize("mode", ["idle", "auto", "always", "off"])
 def test_nothing_is_selected_when(facts: Facts, boundary: str, word: str, mode: str) -> None:
     decision = decide(facts, replace(IDLE, mode=mode))  # type: ignore[arg-type]
-    assert decision.boundary == boundary
+    assert decision.boundary == ("warm" if (mode, boundary) == ("auto", "cold") else boundary)
     assert word in decision.reason
     assert not decision.select
 
@@ -96,3 +96,26 @@ def test_a_selection_that_does_not_relieve_the_window_is_not_made_again_at_every
     assert "130000 tokens would exceed the window of 128000, and a selection did not help" in helpless.reason
     assert decide(replace(pressed, unrelieved=True, idle_s=4000.0), policy).select, "an idle cache is another matter"
     assert "did not help" not in decide(replace(BUSY, unrelieved=True), policy).reason
+
+
+AUTO = replace(IDLE, mode="auto")
+
+
+def test_mode_auto_weighs_at_every_user_request_and_only_there() -> None:
+    for facts in (BUSY, RETURNED):
+        assert (decide(facts, AUTO).select, decide(facts, AUTO).weigh) == (True, True)
+    assert not decide(replace(BUSY, at_user_request=False), AUTO).select
+    assert not decide(replace(BUSY, mid_turn=True), AUTO).select
+    assert decide(replace(RETURNED, mid_turn=True), AUTO).weigh, "after an hour nothing is mid-turn any more"
+
+
+@pytest.mark.parametrize(
+    "facts", [replace(BUSY, changed=("tools",)), replace(BUSY, client_compacted=True)], ids=["changed", "compacted"]
+)
+def test_mode_auto_need_not_weigh_what_the_client_broke_itself(facts: Facts) -> None:
+    assert (decide(facts, AUTO).boundary, decide(facts, AUTO).weigh) == ("cold", False)
+
+
+def test_mode_auto_need_not_weigh_a_window_that_is_full() -> None:
+    decision = decide(replace(BUSY, served_tokens=130_000), replace(AUTO, context_window_tokens=128_000))
+    assert decision.select and not decision.weigh
