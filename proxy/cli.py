@@ -18,6 +18,7 @@ from proxy.commands import (
     config,
     explain,
     export,
+    forget,
     health,
     model,
     plot,
@@ -34,7 +35,7 @@ from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
 LOOKING = (sessions, show, explain, plot, verify, export)
-CHANGING = (pin, mute, unpin, rebuild)
+CHANGING = (pin, mute, unpin, rebuild, forget)
 COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, config)
 
 

@@ -55,6 +55,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     db: Annotated[str, _doc("The archive, one SQLite file. Made with mode 0600 in a folder of mode 0700.")] = (
         msgspec.field(default_factory=lambda: str(platformdirs.user_data_path("recap") / "recap.db"))
     )
+    keep_days: Annotated[
+        int, _doc("Sessions that were inactive for more days are removed from the archive. 0: kept for ever.", ge=0)
+    ] = 0
+    keep_bytes: Annotated[
+        int,
+        _doc(
+            "When the archive holds more bytes, the sessions that were inactive for longest are removed, none that was "
+            "active within the last hour. 0: no limit.",
+            ge=0,
+        ),
+    ] = 0
     mode: Annotated[
         Literal["idle", "always", "off"],
         _doc(

@@ -25,6 +25,7 @@ async def open_app(
     settings: Settings, conversations: Conversations | None, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Starlette]:
     """The application with its upstream connections; closes those, then `conversations`, at the end."""
+    keeping = asyncio.create_task(conversations.keep()) if conversations is not None else None
     try:
         async with open_upstream(settings.upstream, read_timeout_s=settings.read_timeout) as upstream:
             app = create_app(settings, upstream, conversations, clock)
@@ -33,5 +34,8 @@ async def open_app(
             finally:
                 await asyncio.to_thread(app.state.inspector.close)
     finally:
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
         if conversations is not None:
             await conversations.close()

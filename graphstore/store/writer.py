@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Table, select
@@ -33,7 +33,8 @@ from graphstore.records import (
 )
 from graphstore.store import schema
 from graphstore.store.blobs import pack
-from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
+from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable, Kind, explain, pragma
+from graphstore.store.forget import Forget, Forgotten, forget_sessions
 from graphstore.store.replays import inherit, queue_replays
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ QUEUE_BATCHES_MAX = 2048  # at one batch per request and answer: minutes of a bu
 GROUP_BATCHES_MAX = 64  # per transaction: the commit is shared, and a durable batch never waits for more than this
 LINGER_S = 0.2  # that a batch waits for company: a request and its answer then cost one transaction, not two or three
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+LOG_WAIT_MS = 100  # for readers, before the log is emptied another time
 ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
 
 CountTokens = Callable[[str], int]
@@ -70,14 +72,16 @@ class WriteFailure:
 class _Job:
     batch: Batch
     durable: bool
-    done: "Future[None]" = field(default_factory=Future)
+    forget: Forget | None = None  # then the batch is empty
+    result: Forgotten | None = None
+    done: "Future[Any]" = field(default_factory=Future)
 
     def tell(self, error: Exception | None) -> None:
         """Resolve the future once; a batch that is tried again has already told its caller."""
         if self.done.done() or not self.done.set_running_or_notify_cancel():
             return
         if error is None:
-            self.done.set_result(None)
+            self.done.set_result(self.result)
         else:
             self.done.set_exception(error)
 
@@ -134,7 +138,14 @@ class Writer:
         `ArchiveUnavailable` at the first failure. A batch that failed because of the file or the disk stays queued all
         the same and is tried again; of a durable one only its history: the decision that it carried did not happen.
         """
-        job = _Job(batch, durable)
+        return self._queue(_Job(batch, durable))
+
+    def forget(self, what: Forget) -> "Future[Forgotten]":
+        """Queue a removal; it sees what was submitted before and nothing of what comes later. Fails as `submit` does;
+        one that failed because of the file or the disk stays queued."""
+        return self._queue(_Job(Batch(), durable=True, forget=what))
+
+    def _queue(self, job: _Job) -> "Future[Any]":
         with self._changed:
             if self._closing:
                 raise ArchiveUnavailable("closed", "the archive is closed", "restart the proxy")
@@ -142,7 +153,7 @@ class Writer:
                 remedy = self._failure.remedy if self._failure else "wait until the disk has caught up"
                 raise QueueFull("busy", f"{len(self._jobs)} batches wait to be written", remedy)
             self._jobs.append(job)
-            if durable:
+            if job.durable:
                 self._hurry.set()
             self._changed.notify()
         return job.done
@@ -176,7 +187,8 @@ class Writer:
             self._changed.wait_for(lambda: self._jobs or self._closing)
         self._hurry.wait(LINGER_S)
         with self._changed:
-            group = tuple(islice(self._jobs, GROUP_BATCHES_MAX))
+            head = islice(self._jobs, GROUP_BATCHES_MAX)
+            group = tuple(takewhile(lambda job: job.forget is None, head)) or tuple(islice(self._jobs, 1))
             if not self._closing and not any(job.durable for job in islice(self._jobs, len(group), None)):
                 self._hurry.clear()
             return group
@@ -200,11 +212,25 @@ class Writer:
         return True
 
     def _commit(self, group: tuple[_Job, ...]) -> None:
+        if group[0].forget is not None:
+            group[0].result = self._forget(group[0].forget)
+            return
         durable = any(job.durable for job in group)
         with self._engine.connect() as connection:
             pragma(connection, f"synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.begin():
                 _Transaction(connection, self._count_tokens, self._clock()).write(_merge(job.batch for job in group))
+
+    def _forget(self, what: Forget) -> Forgotten:
+        with self._engine.connect() as connection:
+            pragma(connection, "synchronous=FULL")
+            pragma(connection, "foreign_keys=OFF")
+            try:
+                with connection.begin():
+                    done = forget_sessions(connection, what)
+            finally:
+                pragma(connection, "foreign_keys=ON")
+            return replace(done, problem=_shrink(connection, thorough=what.thorough))
 
     def _leave(self, group: tuple[_Job, ...], error: Exception | None) -> None:
         """Take a group off the head of the queue and tell its callers."""
@@ -259,6 +285,27 @@ class Writer:
         pause = RETRY_PAUSES_S[min(self._attempts, len(RETRY_PAUSES_S) - 1)]
         self._attempts += 1
         self._pause(self._hurry, pause)
+
+
+def _shrink(connection: Connection, *, thorough: bool) -> str | None:
+    """Give freed pages back and empty the log. What hinders it, in words: removed is removed all the same.
+
+    Only a file that is written anew surely holds nothing old: pages that were split keep copies of moved rows.
+    """
+    try:
+        pragma(connection, f"busy_timeout={int(1000 * BUSY_TIMEOUT_S) if thorough else LOG_WAIT_MS}")
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("VACUUM" if thorough else "PRAGMA incremental_vacuum").fetchall()
+        ((busy, *_),) = pragma(connection, "wal_checkpoint(TRUNCATE)")
+        return "somebody reads the archive, so its -wal file still holds what was removed" if busy else None
+    except Exception as error:
+        trouble = explain(error)
+        if trouble is None:
+            raise
+        return f"the file could not be written anew, so old copies may be left in it: {trouble.problem}"
+    finally:
+        pragma(connection, f"busy_timeout={int(1000 * BUSY_TIMEOUT_S)}")
 
 
 def _merge(batches: Iterable[Batch]) -> Batch:

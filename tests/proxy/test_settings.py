@@ -21,6 +21,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "proxy_key": ("key", "key"),
     "allowed_hosts": ("Box, lan.name", ("box", "lan.name")),
     "db": ("/x/y.db", "/x/y.db"),
+    "keep_days": ("30", 30),
+    "keep_bytes": ("1000000", 1_000_000),
     "mode": ("off", "off"),
     "idle_after": ("1.5", 1.5),
     "min_history_tokens": ("1", 1),
