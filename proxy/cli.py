@@ -23,6 +23,7 @@ from proxy.commands import (
     model,
     plot,
     rebuild,
+    repair,
     serve,
     sessions,
     show,
@@ -35,7 +36,7 @@ from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
 LOOKING = (sessions, show, explain, plot, verify, export)
-CHANGING = (pin, mute, unpin, rebuild, forget)
+CHANGING = (pin, mute, unpin, rebuild, forget, repair)
 COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, config)
 
 

@@ -120,7 +120,7 @@ def _checked_engine(path: Path) -> Engine:
         if revision is None:
             raise ArchiveUnavailable("absent", f"{str(path)!r} is empty", "start `recap serve` first")
         if revision != schema.REVISION:
-            raise _older(path, revision) if _is_known(revision) else _newer(path, revision)
+            raise _older(path, revision) if _is_known(revision) else newer(path, revision)
     except BaseException as error:
         engine.dispose()
         raise _explained(error, path) from error
@@ -135,7 +135,7 @@ def migrate(engine: Engine, path: Path) -> None:
         return
     if revision is not None:
         if not _is_known(revision):
-            raise _newer(path, revision)
+            raise newer(path, revision)
         copy_database(path, path.with_name(f"{path.name}.backup-{revision}"))
     # Alembic is slow to import and rarely needed.
     from alembic import command
@@ -171,13 +171,17 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 
 def _is_known(revision: str) -> bool:
+    return revision in known_revisions()
+
+
+def known_revisions() -> frozenset[str]:
+    """Every revision that this program can read or upgrade."""
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    return revision in known
+    return frozenset(script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions())
 
 
-def _newer(path: Path, revision: str) -> ArchiveUnavailable:
+def newer(path: Path, revision: str) -> ArchiveUnavailable:
     problem = f"{str(path)!r} was written by a newer version of recap (revision {revision!r})"
     return ArchiveUnavailable("newer", problem, "upgrade recap, or choose another path with --db")
 

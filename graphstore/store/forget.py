@@ -63,7 +63,7 @@ def requested(db: Connection) -> frozenset[int]:
 
 
 def with_side_sessions(db: Connection, session_ids: Iterable[int]) -> frozenset[int]:
-    """These sessions, as far as they exist, and what was asked beside them: also before they began, by the client's id."""
+    """These sessions, as far as they exist, and what was asked beside them, by the client's id also before them."""
     wanted = ",".join(str(int(id)) for id in session_ids)
     query = f"""
         WITH RECURSIVE gone(id, scope, client_id) AS (
