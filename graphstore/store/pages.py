@@ -1,6 +1,6 @@
 """Records of a SQLite file read page by page, without SQLite: what is whole is found, whatever is broken around it.
 
-After https://sqlite.org/fileformat2.html, sections 1.5 to 2.1 and 4. Pure: bytes in, values out. Every page is looked
+After SQLite's "Database File Format", sections 1.5 to 2.1 and 4. Pure: bytes in, values out. Every page is looked
 at by itself, so neither the schema nor the upper pages of a tree are needed.
 """
 

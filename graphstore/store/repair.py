@@ -400,8 +400,8 @@ def _nameless(id: int, scope: bytes, requests: Sequence[Row]) -> Row:
     heads = [row["head_node_id"] for row in requests if row["outcome"] not in ("side", "opaque")]
     return {
         "id": id, "name": f"recovered{id}", "scope": scope, "upstream": "", "dialect": last["dialect"],
-        "client": "other", "client_id": None, "kind": "agent", "model": last["model"], "instructions_id": last["instructions_id"],
-        "tools_id": last["tools_id"], "parent_id": None, "fork_depth": None,
+        "client": "other", "client_id": None, "kind": "agent", "model": last["model"],
+        "instructions_id": last["instructions_id"], "tools_id": last["tools_id"], "parent_id": None, "fork_depth": None,
         "head_node_id": heads[-1] if heads else None, "state": "normal", "state_reason": None,
         "turns": max(row["turn"] for row in requests), "selection_id": None, "created_at": requests[0]["started_at"],
         "last_active_at": last["started_at"], "title": "", "evidence": "",
