@@ -54,7 +54,7 @@ def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversatio
 
 
 def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
-    archive = Archive.open(settings.db, clock=clock)
+    archive = Archive.open(settings.db, clock=clock, redacts=settings.redact)
     policy = Policy(
         mode=settings.mode,
         idle_after_s=settings.idle_after,

@@ -66,6 +66,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    redact: Annotated[
+        bool,
+        _doc(
+            "Store what looks like a key or a password as asterisks. Nothing that is sent changes. See "
+            "docs/database.md for what is recognised and what it costs."
+        ),
+    ] = False
     mode: Annotated[
         Literal["idle", "always", "off"],
         _doc(
@@ -181,7 +188,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
 
-SWITCHES = frozenset({"notice", "attention_offline"})  # flags without a value
+SWITCHES = frozenset({"notice", "redact", "attention_offline"})  # flags without a value
 
 HINTS: Mapping[str, Any] = {
     name: hint for name, hint in get_type_hints(Settings, include_extras=True).items() if name[0] != "_"

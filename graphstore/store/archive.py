@@ -54,9 +54,11 @@ class Archive:
         *,
         clock: Callable[[], float] = time.time,
         count_tokens: CountTokens = tokens.count_tokens,
+        redacts: bool = False,
     ) -> "Archive":
         """Create or migrate the database at `path` and take ownership of it. Raises `ArchiveUnavailable`.
 
+        `redacts`: what is written from now on is stored without secrets (`redaction`).
         An upgrade first copies the database to `<path>.backup-<old revision>`.
         """
         path = Path(path).expanduser().absolute()
@@ -70,7 +72,7 @@ class Archive:
             engine.dispose()
             lock.release()
             raise _explained(error, path) from error
-        writer = Writer(engine, count_tokens=count_tokens, clock=clock)
+        writer = Writer(engine, count_tokens=count_tokens, clock=clock, redacts=redacts)
         writer.start()
         return cls(path, lock, engine, writer, Reader(reader_engine(path)), secret)
 

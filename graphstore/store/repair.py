@@ -21,7 +21,7 @@ from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import SessionRow
 from graphstore.store import schema
 from graphstore.store.archive import Archive, known_revisions, newer, open_queue
-from graphstore.store.blobs import unpack
+from graphstore.store.blobs import is_redacted, unpack
 from graphstore.store.engine import ArchiveUnavailable, pragma, writer_engine
 from graphstore.store.pages import Record, Value, read_records
 from graphstore.store.replays import GROUPS, INHERITED
@@ -197,7 +197,7 @@ class _Saved:
                 raw = unpack(row["codec"], row["content"])
             except ValueError:
                 continue
-            digest = message_digest(raw)
+            digest = row["digest"] if is_redacted(row["codec"]) else message_digest(raw)
             if (digest, row_id(digest), len(raw)) == (row["digest"], row["id"], row["size"]):
                 self.raws[row["id"]] = raw
                 self.kept.setdefault("messages", []).append(row)

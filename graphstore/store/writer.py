@@ -31,8 +31,9 @@ from graphstore.records import (
     SelectionRow,
     SessionRow,
 )
+from graphstore.redaction import redact, redact_text
 from graphstore.store import schema
-from graphstore.store.blobs import pack
+from graphstore.store.blobs import pack, pack_redacted
 from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable, Kind, explain, pragma
 from graphstore.store.forget import Forget, Forgotten, forget_sessions
 from graphstore.store.replays import inherit, queue_replays
@@ -95,12 +96,14 @@ class Writer:
         *,
         count_tokens: CountTokens,
         clock: Callable[[], float],
+        redacts: bool = False,
         queue_max: int = QUEUE_BATCHES_MAX,
         pause: Pause = threading.Event.wait,
     ) -> None:
         self._engine = engine
         self._count_tokens = count_tokens
         self._clock = clock
+        self._redacts = redacts
         self._queue_max = queue_max
         self._pause = pause
         self._jobs: deque[_Job] = deque()
@@ -219,7 +222,8 @@ class Writer:
         with self._engine.connect() as connection:
             pragma(connection, f"synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.begin():
-                _Transaction(connection, self._count_tokens, self._clock()).write(_merge(job.batch for job in group))
+                batch = _merge(job.batch for job in group)
+                _Transaction(connection, self._count_tokens, self._clock(), self._redacts).write(batch)
 
     def _forget(self, what: Forget) -> Forgotten:
         with self._engine.connect() as connection:
@@ -314,6 +318,28 @@ def _merge(batches: Iterable[Batch]) -> Batch:
     return Batch(*(tuple(chain.from_iterable(getattr(part, f.name) for part in parts)) for f in fields(Batch)))
 
 
+def _redacted(batch: Batch) -> Batch:
+    """Without secrets in what is stored as text beside the messages."""
+    clean = redact_text
+    return replace(
+        batch,
+        sessions=tuple(
+            replace(s, title=clean(s.title), state_reason=clean(s.state_reason) if s.state_reason else s.state_reason)
+            for s in batch.sessions
+        ),
+        blocks=tuple(
+            replace(b, label=clean(b.label), edits=tuple(clean(path) for path in b.edits)) for b in batch.blocks
+        ),
+        exchanges=tuple(
+            replace(e, reason=clean(e.reason), error=clean(e.error) if e.error else e.error) for e in batch.exchanges
+        ),
+        selections=tuple(
+            replace(s, reason=clean(s.reason), verdicts=tuple(v._replace(detail=clean(v.detail)) for v in s.verdicts))
+            for s in batch.selections
+        ),
+    )
+
+
 def _history_of(batch: Batch) -> Batch:
     """What remains of a batch whose decision could not be made durable in time: the request went out unchanged."""
     undecided = {selection.id for selection in batch.selections}
@@ -395,8 +421,11 @@ class _Transaction:
     connection: Connection
     count_tokens: CountTokens
     now: float
+    redacts: bool
 
     def write(self, batch: Batch) -> None:
+        if self.redacts:
+            batch = _redacted(batch)
         self._many(_ADD_MESSAGE, (self._message(row) for row in self._new(batch.messages)))
         self._many(_ADD_NODE, (_values(row, NodeRow.__slots__) for row in batch.nodes))
         self._many(_REPLACE_SESSION, (_values(row, SessionRow.__slots__) for row in _latest(batch.sessions)))
@@ -427,7 +456,8 @@ class _Transaction:
         return {row.id: row for row in rows if row.id not in known}.values()
 
     def _message(self, row: MessageRow) -> dict[str, Any]:
-        codec, content = pack(row.content)
+        stored = redact(row.content) if self.redacts else row.content
+        codec, content = pack(stored) if stored == row.content else pack_redacted(stored)
         return {
             "id": row.id,
             "digest": row.digest,

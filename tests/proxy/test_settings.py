@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "db": ("/x/y.db", "/x/y.db"),
     "keep_days": ("30", 30),
     "keep_bytes": ("1000000", 1_000_000),
+    "redact": ("true", True),
     "mode": ("off", "off"),
     "idle_after": ("1.5", 1.5),
     "min_history_tokens": ("1", 1),
