@@ -1,6 +1,7 @@
 """A proxy's session logic that is killed at its Nth commit.
 
-`python -m tests.proxy.killed_writer FOLDER N before|after`. Prints a line when a request may go out, as the shell would send it then. Ends with `done` when nothing killed it.
+`python -m tests.proxy.killed_writer FOLDER N before|after`. Prints a line when a request may go out, as the shell would
+send it then. Ends with `done` when nothing killed it.
 """
 
 import asyncio
