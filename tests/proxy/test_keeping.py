@@ -29,6 +29,8 @@ class Kept(Dialogue):
 
     async def rows(self) -> list[SessionRow]:
         await self.live.flush()
+        health = self.live.health()
+        assert (health["state"], health["batches_lost"]) == ("ok", 0)  # nothing was refused, either
         with open_reader(self.settings.db) as reader:
             assert verify(reader, _recut) == []
             return sorted(reader.list_sessions(), key=lambda row: row.id)
