@@ -18,10 +18,12 @@ from proxy.commands import (
     config,
     explain,
     export,
+    forget,
     health,
     model,
     plot,
     rebuild,
+    repair,
     savings,
     serve,
     sessions,
@@ -35,7 +37,7 @@ from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
 LOOKING = (sessions, show, explain, savings, plot, verify, export)
-CHANGING = (pin, mute, unpin, rebuild)
+CHANGING = (pin, mute, unpin, rebuild, forget, repair)
 COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, config)
 
 

@@ -7,17 +7,20 @@ client's bytes go out as they came.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from graphstore.evidence import Rule
 from graphstore.parameters import Parameters
-from graphstore.records import Ending, ExchangeRow
+from graphstore.records import Ending, ExchangeRow, SessionRow
 from graphstore.selectors import SELECTORS
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.forget import Forget, Forgotten, with_side_sessions
 from graphstore.store.reader import Reader
 from graphstore.store.report import recent_exchanges
 from proxy.attention import attention_health
@@ -28,6 +31,7 @@ from proxy.dialects.responses import ResponsesDialect
 from proxy.economics.outlook import Economics
 from proxy.economics.warmth import WarmthBook
 from proxy.encodings import Undecodable, decode_body
+from proxy.keeping import Keeper
 from proxy.observers import Observers
 from proxy.planning import Clock, Draft, Planner
 from proxy.ports import Arrival, Headers, Observer, Plan
@@ -59,7 +63,7 @@ def open_conversations(
 
 
 def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConversations":
-    archive = Archive.open(settings.db, clock=clock)
+    archive = Archive.open(settings.db, clock=clock, redacts=settings.redact)
     policy = Policy(
         mode=settings.mode,
         idle_after_s=settings.idle_after,
@@ -95,6 +99,8 @@ def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConv
         attention=lambda reader: attention_health(reader, settings),
         observer=observer,
         upstream=settings.upstream,
+        keep_days=settings.keep_days,
+        keep_bytes=settings.keep_bytes,
     )
 
 
@@ -139,6 +145,7 @@ class WithoutArchive:
         self._next_try_at = clock() + REOPEN_INTERVAL_S
         self._trying: asyncio.Task[None] | None = None
         self._opened: ArchivedConversations | None = None
+        self._is_open = asyncio.Event()
 
     async def admit(self, arrival: Arrival) -> Plan:
         if self._opened is not None:
@@ -150,6 +157,7 @@ class WithoutArchive:
     async def _try(self) -> None:
         try:
             self._opened = await asyncio.to_thread(self._reopen)
+            self._is_open.set()
             log.info("archive.available database=%s", self._database)
         except ArchiveUnavailable as error:
             self._problem = str(error)
@@ -161,6 +169,11 @@ class WithoutArchive:
         if self._opened is not None:
             return self._opened.health()
         return {"state": "unavailable", "database": self._database, "problem": self._problem}
+
+    async def keep(self) -> None:
+        await self._is_open.wait()
+        assert self._opened is not None
+        await self._opened.keep()
 
     async def flush(self) -> None:
         if self._trying is not None:
@@ -189,8 +202,18 @@ class ArchivedConversations:
         attention: Callable[[Reader], dict[str, object]],
         observer: Observer,
         upstream: str,
+        keep_days: int,
+        keep_bytes: int,
     ) -> None:
         """`attention` says how the replay worker is, for health; `upstream` is that of requests without a session."""
+        self.keeper = Keeper(
+            archive,
+            keep_days=keep_days,
+            keep_bytes=keep_bytes,
+            active=planner.registry.last_active,
+            remove=self.forget,
+            clock=clock,
+        )
         self._attention = attention
         self._observer = observer
         self._upstream = upstream
@@ -240,7 +263,36 @@ class ArchivedConversations:
             "matches_without_client_id": self._planner.registry.matches_by_history,
             "cache_falls": self._recorder.cache_falls(),
             "attention": self._attention(self._archive.reader),
+            "retention": self.keeper.health(),
         }
+
+    async def forget(self, what: Forget, *, unless_active_after: float = math.inf) -> Forgotten:
+        """Remove sessions from memory and from the archive. Their clients' next requests begin new ones.
+
+        Requests wait while they go from memory, not while the archive is written. Nothing is removed when one of them
+        turns out to have been active after the given time.
+        """
+        removal = await asyncio.shield(self._start(self._forget(what, unless_active_after)))
+        return await asyncio.shield(asyncio.wrap_future(removal)) if removal is not None else Forgotten(0)
+
+    async def _forget(self, what: Forget, unless_active_after: float) -> "Future[Forgotten] | None":
+        async with self._turn:
+            rows = await asyncio.to_thread(self._to_forget, what)
+            active = self._planner.registry.last_active()
+            if any(active.get(id, 0.0) > unless_active_after for id in what.session_ids):
+                return None
+            self._planner.registry.forget([row.id for row in rows])
+            queued = self._recorder.forget(what, [row.name for row in rows])
+        return await asyncio.wrap_future(queued)
+
+    def _to_forget(self, what: Forget) -> list[SessionRow]:
+        reader = self._archive.reader
+        with reader.snapshot() as db:
+            ids = with_side_sessions(db, what.session_ids)
+        return [row for row in map(reader.load_session, ids) if row is not None]
+
+    async def keep(self) -> None:
+        await self.keeper.run()
 
     async def flush(self) -> None:
         """Wait until everything that has been planned and recorded so far is in the archive."""
@@ -318,6 +370,8 @@ class ArchivedConversations:
         dialect = self._dialects[row.dialect]  # type: ignore[index]  # written from a DialectName
         if session is not None:
             session.in_flight -= 1
+            if session.forgotten:
+                return
             if row.outcome != "side":
                 session.row = replace(session.row, last_active_at=end.at)
             if exchange.rejection is not None:

@@ -76,5 +76,8 @@ class Conversations(Protocol):
     def health(self) -> dict[str, object]:
         """Facts for /recap/health: archive state, queue depth, last error and its remedy."""
 
+    async def keep(self) -> None:
+        """Remove from the archive what is to go, now and then, until cancelled."""
+
     async def close(self) -> None:
         """Write what is queued, then close the archive."""

@@ -7,7 +7,7 @@ writer's business: nothing here ever reaches a client.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -25,6 +25,7 @@ from graphstore.records import (
     SelectionRow,
     SessionRow,
 )
+from graphstore.store.forget import Forget, Forgotten
 from graphstore.store.reader import Reader
 from graphstore.store.writer import Writer
 from proxy.cache_watch import CacheFall
@@ -133,6 +134,16 @@ class Recorder:
                     session.queued_turn = max(session.queued_turn, row.turn)
 
         self._add(submit)
+
+    def forget(self, what: Forget, names: Collection[str]) -> "Future[Future[Forgotten]]":
+        """Remove sessions from the archive, after all that was recorded of them before."""
+
+        def submit() -> "Future[Forgotten]":
+            for name in names:
+                self._falls.pop(name, None)
+            return self._writer.forget(what)
+
+        return self._add(submit, hurry=what.thorough)  # type: ignore[return-value]  # of whatever the job returns
 
     def cache_falls(self) -> dict[str, str]:
         """Sessions that the provider's cache serves worse than it used to, with what is known."""

@@ -5,8 +5,9 @@ them. It identifies (DESIGN words: extension, retry, undo, amendment, fork, clie
 side); it decides nothing and sends nothing.
 """
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal, Protocol
@@ -65,6 +66,7 @@ class Session:
     queued_turn: int = 0  # the last turn whose end was seen, and which therefore waits for its replay already
     watch: CacheWatch = field(default_factory=CacheWatch)
     ended: ExchangeRow | None = None  # the exchange that ended last, as far as it was seen to end
+    forgotten: bool = False  # a person or the retention removed it: nothing of it is recorded any more
     is_orphan: bool = False  # the archive lost the session that it branched from
     cut: Cut = Cut((), ())
     cut_length: int = 0  # messages that `cut` covers
@@ -181,6 +183,7 @@ class Registry:
         self._by_head: dict[bytes, int] = {}
         self.matches_by_history = 0  # requests that found their session without an id of the client's
         self._summaries: deque[tuple[bytes, str, int]] = deque(maxlen=SUMMARIES_KEPT)
+        self._forgotten: set[int] = set()  # until the archive has removed them, and after: ids are not used twice
 
     def named(self, incoming: Incoming, *, disk: bool) -> Session | None:
         """The latest session with the client's own id, if any: where an opaque request is noted."""
@@ -195,6 +198,29 @@ class Registry:
         of = session.row.parent_id if session.row.kind == "side" else session.row.id
         if of is not None and len(text.strip()) >= SUMMARY_CHARS_MIN:
             self._summaries.append((session.row.scope, text.strip(), of))
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Know these sessions no more, nor what was asked beside them; their branches stand alone.
+
+        A request that is still running for one of them is not recorded.
+        """
+        gone = set(ids)
+        rows = [s.row for s in self._sessions.values()]
+        named = {(row.scope, row.client_id) for row in rows if row.id in gone and row.client_id is not None}
+        while more := {row.id for row in rows if _is_beside(row, gone, named)} - gone:
+            gone |= more
+        self._forgotten |= gone
+        for id in gone & self._sessions.keys():
+            self._sessions.pop(id).forgotten = True
+        self._by_head = {link: id for link, id in self._by_head.items() if id not in gone}
+        self._summaries = deque((s for s in self._summaries if s[2] not in gone), maxlen=SUMMARIES_KEPT)
+        for session in self._sessions.values():
+            if session.row.parent_id in gone:
+                session.row = replace(session.row, parent_id=None, fork_depth=None)
+
+    def last_active(self) -> dict[int, float]:
+        """Session id -> when it was active last, of those in memory; for ever in the future while a request runs."""
+        return {s.row.id: math.inf if s.in_flight else s.row.last_active_at for s in self._sessions.values()}
 
     def identify(self, incoming: Incoming, *, disk: bool) -> Identified:
         """Find or start the session of a request and move its history there.
@@ -281,7 +307,8 @@ class Registry:
 
     def _load(self, query: Callable[[SessionSource], list[SessionRow]]) -> list[Session]:
         self._need_disk()
-        return [self._sessions.get(row.id) or self._restore(row) for row in query(self._source)]
+        found = [row for row in query(self._source) if row.id not in self._forgotten]
+        return [self._sessions.get(row.id) or self._restore(row) for row in found]
 
     def _need_disk(self) -> None:
         if not self._disk:
@@ -496,6 +523,11 @@ class Registry:
         session.follow(incoming.chain, list(incoming.parsed.digests))
         self._keep(session)
         return session
+
+
+def _is_beside(row: SessionRow, ids: Collection[int], named: Collection[tuple[bytes, str | None]]) -> bool:
+    is_named = row.parent_id is None and (row.scope, row.client_id) in named
+    return row.kind == "side" and (row.parent_id in ids or is_named)
 
 
 def _is_another_agent(incoming: Incoming, row: SessionRow) -> bool:

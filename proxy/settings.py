@@ -58,6 +58,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     db: Annotated[str, _doc("The archive, one SQLite file. Made with mode 0600 in a folder of mode 0700.")] = (
         msgspec.field(default_factory=lambda: str(platformdirs.user_data_path("recap") / "recap.db"))
     )
+    keep_days: Annotated[
+        int, _doc("Sessions that were inactive for more days are removed from the archive. 0: kept for ever.", ge=0)
+    ] = 0
+    keep_bytes: Annotated[
+        int,
+        _doc(
+            "When the archive holds more bytes, the sessions that were inactive for longest are removed, none that was "
+            "active within the last hour. 0: no limit.",
+            ge=0,
+        ),
+    ] = 0
+    redact: Annotated[
+        bool,
+        _doc(
+            "Store what looks like a key or a password as asterisks. Nothing that is sent changes. See "
+            "docs/database.md for what is recognised and what it costs."
+        ),
+    ] = False
     mode: Annotated[
         Literal["auto", "idle", "always", "off"],
         _doc(
@@ -197,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
 
-SWITCHES = frozenset({"notice", "attention_offline"})  # flags without a value
+SWITCHES = frozenset({"notice", "redact", "attention_offline"})  # flags without a value
 TABLES = frozenset({"prices", "profiles", "upstreams"})
 
 HINTS: Mapping[str, Any] = {

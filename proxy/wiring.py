@@ -32,6 +32,7 @@ async def open_app(
 
     `meters`: those that observe `conversations`.
     """
+    keeping = asyncio.create_task(conversations.keep()) if conversations is not None else None
     try:
         bases = [settings.upstream, *settings.upstreams.values()]
         async with open_upstream(bases, read_timeout_s=settings.read_timeout) as upstream:
@@ -41,5 +42,8 @@ async def open_app(
             finally:
                 await asyncio.to_thread(app.state.inspector.close)
     finally:
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
         if conversations is not None:
             await conversations.close()

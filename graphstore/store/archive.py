@@ -54,9 +54,11 @@ class Archive:
         *,
         clock: Callable[[], float] = time.time,
         count_tokens: CountTokens = tokens.count_tokens,
+        redacts: bool = False,
     ) -> "Archive":
         """Create or migrate the database at `path` and take ownership of it. Raises `ArchiveUnavailable`.
 
+        `redacts`: what is written from now on is stored without secrets (`redaction`).
         An upgrade first copies the database to `<path>.backup-<old revision>`.
         """
         path = Path(path).expanduser().absolute()
@@ -70,7 +72,7 @@ class Archive:
             engine.dispose()
             lock.release()
             raise _explained(error, path) from error
-        writer = Writer(engine, count_tokens=count_tokens, clock=clock)
+        writer = Writer(engine, count_tokens=count_tokens, clock=clock, redacts=redacts)
         writer.start()
         return cls(path, lock, engine, writer, Reader(reader_engine(path)), secret)
 
@@ -120,7 +122,7 @@ def _checked_engine(path: Path) -> Engine:
         if revision is None:
             raise ArchiveUnavailable("absent", f"{str(path)!r} is empty", "start `recap serve` first")
         if revision != schema.REVISION:
-            raise _older(path, revision) if _is_known(revision) else _newer(path, revision)
+            raise _older(path, revision) if _is_known(revision) else newer(path, revision)
     except BaseException as error:
         engine.dispose()
         raise _explained(error, path) from error
@@ -135,7 +137,7 @@ def migrate(engine: Engine, path: Path) -> None:
         return
     if revision is not None:
         if not _is_known(revision):
-            raise _newer(path, revision)
+            raise newer(path, revision)
         copy_database(path, path.with_name(f"{path.name}.backup-{revision}"))
     # Alembic is slow to import and rarely needed.
     from alembic import command
@@ -171,13 +173,17 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 
 def _is_known(revision: str) -> bool:
+    return revision in known_revisions()
+
+
+def known_revisions() -> frozenset[str]:
+    """Every revision that this program can read or upgrade."""
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    return revision in known
+    return frozenset(script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions())
 
 
-def _newer(path: Path, revision: str) -> ArchiveUnavailable:
+def newer(path: Path, revision: str) -> ArchiveUnavailable:
     problem = f"{str(path)!r} was written by a newer version of recap (revision {revision!r})"
     return ArchiveUnavailable("newer", problem, "upgrade recap, or choose another path with --db")
 

@@ -177,6 +177,7 @@ def writer_engine(path: Path) -> Engine:
             "foreign_keys=ON",
             f"wal_autocheckpoint={WAL_PAGES}",
             f"journal_size_limit={WAL_BYTES_MAX}",
+            "secure_delete=ON",  # what is removed is overwritten
         ):
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()

@@ -105,6 +105,15 @@ class Reader:
         with self.snapshot() as db:
             return NextIds(*(_next_id(db, table) for table in (sessions, exchanges, selections)))
 
+    def bytes_used(self) -> int:
+        """Size of the database without the pages that are free."""
+        with self.snapshot() as db:
+            pages, free, size = (
+                int(db.exec_driver_sql(f"PRAGMA {name}").scalar() or 0)
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return (pages - free) * size
+
     def find_nodes(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int, int]]:
         """Digest -> (node id, depth, message id) of the chain nodes that are stored."""
         query = select(nodes.c.digest, nodes.c.id, nodes.c.depth, nodes.c.message_id)

@@ -9,8 +9,10 @@ A session's observations are in order of turns. A job whose turn, or a later one
 
 import json
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from graphstore.store.schema import (
     edges,
     exchanges,
     inheritances,
+    meta,
     observation_blocks,
     observation_edges,
     observations,
@@ -42,6 +45,7 @@ ATTEMPTS_MAX = 3  # a turn that kills the worker every time must not keep it fro
 JOBS_MAX = 1_000  # one a session is the rule; more means that no worker has run for long
 WORKER = "attention"  # the one row of `workers`
 GROUPS: tuple[RowGroup, ...] = ("turn", "assistant")
+INHERITED = "inherited:"  # + session id: the key in `meta` of what a branch keeps of a parent that was forgotten
 
 Identifiers = Mapping[int, frozenset[str]]
 
@@ -188,26 +192,59 @@ def derive_session(
     if row is not None and row.parent_id != session_id:
         parent = derive_session(db, row.parent_id, rule, parameters, until_turn=row.turn)
         start = restricted(parent, frozenset(json.loads(row.ordinals)))
+    elif row is not None and (kept := _kept(db, session_id)) is not None:
+        start = kept.graphs[rule]
     return derive(load_observations(db, session_id, until_turn=until_turn), rule, parameters, start)
 
 
-def last_observed(db: Connection, session_id: int) -> tuple[int, int] | None:
+@dataclass(frozen=True, slots=True)
+class KeptInheritance:
+    """What a branch inherited of a parent that has been forgotten since: numbers about blocks that it has itself.
+
+    `observed`: turn of the parent's latest observation and the parameters of its model.
+    """
+
+    observed: tuple[int, int] | None
+    graphs: Mapping[Rule, ContextGraph]
+
+    def packed(self) -> bytes:
+        graphs = {rule: graph.to_rows() for rule, graph in self.graphs.items()}
+        rows = {rule: [[astuple(row) for row in part] for part in parts] for rule, parts in graphs.items()}
+        return zlib.compress(json.dumps({"observed": self.observed, "graphs": rows}).encode())
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> "KeptInheritance":
+        value = json.loads(zlib.decompress(packed))
+        graphs: dict[Rule, ContextGraph] = {
+            rule: ContextGraph.from_rows([NodeState(*row) for row in nodes], [EdgeRow(*row) for row in links])
+            for rule, (nodes, links) in value["graphs"].items()
+        }
+        return cls(tuple(value["observed"]) if value["observed"] else None, graphs)
+
+
+def _kept(db: Connection, session_id: int) -> KeptInheritance | None:
+    packed = db.scalar(select(meta.c.value).where(meta.c.key == f"{INHERITED}{session_id}"))
+    return None if packed is None else KeptInheritance.unpacked(packed)
+
+
+def last_observed(db: Connection, session_id: int, *, until_turn: int | None = None) -> tuple[int, int] | None:
     """Turn of the latest observation that a session has or inherits, and the parameters of its model.
 
     What a branch says in a turn of its own no replay of its parent has seen, however far the parent went.
     """
     columns = (observations.c.turn, observations.c.parameters)
-    own = db.execute(
-        select(*columns).where(observations.c.session_id == session_id).order_by(observations.c.turn.desc()).limit(1)
-    ).first()
+    query = select(*columns).where(observations.c.session_id == session_id).order_by(observations.c.turn.desc())
+    own = db.execute((query if until_turn is None else query.where(observations.c.turn <= until_turn)).limit(1)).first()
     if own is not None:
         return own.turn, own.parameters
     link = db.execute(select(inheritances).where(inheritances.c.session_id == session_id)).first()
-    if link is None or link.parent_id == session_id:
+    if link is None:
         return None
-    query = select(*columns).where(observations.c.session_id == link.parent_id, observations.c.turn <= link.turn)
-    row = db.execute(query.order_by(observations.c.turn.desc()).limit(1)).first()
-    inherited = (row.turn, row.parameters) if row is not None else last_observed(db, link.parent_id)
+    if link.parent_id == session_id:
+        kept = _kept(db, session_id)
+        inherited = kept.observed if kept is not None else None
+    else:
+        inherited = last_observed(db, link.parent_id, until_turn=link.turn)
     if inherited is None:
         return None
     turn, size = inherited

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Table, select
@@ -31,9 +31,11 @@ from graphstore.records import (
     SelectionRow,
     SessionRow,
 )
+from graphstore.redaction import redact, redact_text
 from graphstore.store import schema
-from graphstore.store.blobs import pack
-from graphstore.store.engine import ArchiveUnavailable, Kind, explain, pragma
+from graphstore.store.blobs import pack, pack_redacted
+from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable, Kind, explain, pragma
+from graphstore.store.forget import Forget, Forgotten, forget_sessions
 from graphstore.store.replays import inherit, queue_replays
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ QUEUE_BATCHES_MAX = 2048  # at one batch per request and answer: minutes of a bu
 GROUP_BATCHES_MAX = 64  # per transaction: the commit is shared, and a durable batch never waits for more than this
 LINGER_S = 0.2  # that a batch waits for company: a request and its answer then cost one transaction, not two or three
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+LOG_WAIT_MS = 100  # for readers, before the log is emptied another time
 ID_LOOKUP_MAX = 500  # ids in one statement, well under SQLite's limit of variables
 
 CountTokens = Callable[[str], int]
@@ -70,14 +73,16 @@ class WriteFailure:
 class _Job:
     batch: Batch
     durable: bool
-    done: "Future[None]" = field(default_factory=Future)
+    forget: Forget | None = None  # then the batch is empty
+    result: Forgotten | None = None
+    done: "Future[Any]" = field(default_factory=Future)
 
     def tell(self, error: Exception | None) -> None:
         """Resolve the future once; a batch that is tried again has already told its caller."""
         if self.done.done() or not self.done.set_running_or_notify_cancel():
             return
         if error is None:
-            self.done.set_result(None)
+            self.done.set_result(self.result)
         else:
             self.done.set_exception(error)
 
@@ -91,12 +96,14 @@ class Writer:
         *,
         count_tokens: CountTokens,
         clock: Callable[[], float],
+        redacts: bool = False,
         queue_max: int = QUEUE_BATCHES_MAX,
         pause: Pause = threading.Event.wait,
     ) -> None:
         self._engine = engine
         self._count_tokens = count_tokens
         self._clock = clock
+        self._redacts = redacts
         self._queue_max = queue_max
         self._pause = pause
         self._jobs: deque[_Job] = deque()
@@ -134,7 +141,14 @@ class Writer:
         `ArchiveUnavailable` at the first failure. A batch that failed because of the file or the disk stays queued all
         the same and is tried again; of a durable one only its history: the decision that it carried did not happen.
         """
-        job = _Job(batch, durable)
+        return self._queue(_Job(batch, durable))
+
+    def forget(self, what: Forget) -> "Future[Forgotten]":
+        """Queue a removal; it sees what was submitted before and nothing of what comes later. Fails as `submit` does;
+        one that failed because of the file or the disk stays queued."""
+        return self._queue(_Job(Batch(), durable=True, forget=what))
+
+    def _queue(self, job: _Job) -> "Future[Any]":
         with self._changed:
             if self._closing:
                 raise ArchiveUnavailable("closed", "the archive is closed", "restart the proxy")
@@ -142,7 +156,7 @@ class Writer:
                 remedy = self._failure.remedy if self._failure else "wait until the disk has caught up"
                 raise QueueFull("busy", f"{len(self._jobs)} batches wait to be written", remedy)
             self._jobs.append(job)
-            if durable:
+            if job.durable:
                 self._hurry.set()
             self._changed.notify()
         return job.done
@@ -176,7 +190,8 @@ class Writer:
             self._changed.wait_for(lambda: self._jobs or self._closing)
         self._hurry.wait(LINGER_S)
         with self._changed:
-            group = tuple(islice(self._jobs, GROUP_BATCHES_MAX))
+            head = islice(self._jobs, GROUP_BATCHES_MAX)
+            group = tuple(takewhile(lambda job: job.forget is None, head)) or tuple(islice(self._jobs, 1))
             if not self._closing and not any(job.durable for job in islice(self._jobs, len(group), None)):
                 self._hurry.clear()
             return group
@@ -200,11 +215,26 @@ class Writer:
         return True
 
     def _commit(self, group: tuple[_Job, ...]) -> None:
+        if group[0].forget is not None:
+            group[0].result = self._forget(group[0].forget)
+            return
         durable = any(job.durable for job in group)
         with self._engine.connect() as connection:
             pragma(connection, f"synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.begin():
-                _Transaction(connection, self._count_tokens, self._clock()).write(_merge(job.batch for job in group))
+                batch = _merge(job.batch for job in group)
+                _Transaction(connection, self._count_tokens, self._clock(), self._redacts).write(batch)
+
+    def _forget(self, what: Forget) -> Forgotten:
+        with self._engine.connect() as connection:
+            pragma(connection, "synchronous=FULL")
+            pragma(connection, "foreign_keys=OFF")
+            try:
+                with connection.begin():
+                    done = forget_sessions(connection, what)
+            finally:
+                pragma(connection, "foreign_keys=ON")
+            return replace(done, problem=_shrink(connection, thorough=what.thorough))
 
     def _leave(self, group: tuple[_Job, ...], error: Exception | None) -> None:
         """Take a group off the head of the queue and tell its callers."""
@@ -261,10 +291,53 @@ class Writer:
         self._pause(self._hurry, pause)
 
 
+def _shrink(connection: Connection, *, thorough: bool) -> str | None:
+    """Give freed pages back and empty the log. What hinders it, in words: removed is removed all the same.
+
+    Only a file that is written anew surely holds nothing old: pages that were split keep copies of moved rows.
+    """
+    try:
+        pragma(connection, f"busy_timeout={int(1000 * BUSY_TIMEOUT_S) if thorough else LOG_WAIT_MS}")
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("VACUUM" if thorough else "PRAGMA incremental_vacuum").fetchall()
+        ((busy, *_),) = pragma(connection, "wal_checkpoint(TRUNCATE)")
+        return "somebody reads the archive, so its -wal file still holds what was removed" if busy else None
+    except Exception as error:
+        trouble = explain(error)
+        if trouble is None:
+            raise
+        return f"the file could not be written anew, so old copies may be left in it: {trouble.problem}"
+    finally:
+        pragma(connection, f"busy_timeout={int(1000 * BUSY_TIMEOUT_S)}")
+
+
 def _merge(batches: Iterable[Batch]) -> Batch:
     """One batch with the rows of all, in order: later replacements win, and rows still find what they refer to."""
     parts = list(batches)
     return Batch(*(tuple(chain.from_iterable(getattr(part, f.name) for part in parts)) for f in fields(Batch)))
+
+
+def _redacted(batch: Batch) -> Batch:
+    """Without secrets in what is stored as text beside the messages."""
+    clean = redact_text
+    return replace(
+        batch,
+        sessions=tuple(
+            replace(s, title=clean(s.title), state_reason=clean(s.state_reason) if s.state_reason else s.state_reason)
+            for s in batch.sessions
+        ),
+        blocks=tuple(
+            replace(b, label=clean(b.label), edits=tuple(clean(path) for path in b.edits)) for b in batch.blocks
+        ),
+        exchanges=tuple(
+            replace(e, reason=clean(e.reason), error=clean(e.error) if e.error else e.error) for e in batch.exchanges
+        ),
+        selections=tuple(
+            replace(s, reason=clean(s.reason), verdicts=tuple(v._replace(detail=clean(v.detail)) for v in s.verdicts))
+            for s in batch.selections
+        ),
+    )
 
 
 def _history_of(batch: Batch) -> Batch:
@@ -348,8 +421,11 @@ class _Transaction:
     connection: Connection
     count_tokens: CountTokens
     now: float
+    redacts: bool
 
     def write(self, batch: Batch) -> None:
+        if self.redacts:
+            batch = _redacted(batch)
         self._many(_ADD_MESSAGE, (self._message(row) for row in self._new(batch.messages)))
         self._many(_ADD_NODE, (_values(row, NodeRow.__slots__) for row in batch.nodes))
         self._many(_REPLACE_SESSION, (_values(row, SessionRow.__slots__) for row in _latest(batch.sessions)))
@@ -380,7 +456,8 @@ class _Transaction:
         return {row.id: row for row in rows if row.id not in known}.values()
 
     def _message(self, row: MessageRow) -> dict[str, Any]:
-        codec, content = pack(row.content)
+        stored = redact(row.content) if self.redacts else row.content
+        codec, content = pack(stored) if stored == row.content else pack_redacted(stored)
         return {
             "id": row.id,
             "digest": row.digest,

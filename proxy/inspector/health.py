@@ -6,11 +6,12 @@ from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.report import failed_exchanges
+from proxy.commands.text import count, number
 from proxy.inspector.sessions import Value, View
 from proxy.settings import Settings
 
 ERRORS_SHOWN = 20
-KEPT_FOR_EVER = "everything is kept; nothing is deleted by itself"
+KEPT_FOR_EVER = "everything is kept; nothing is deleted by itself (`recap forget` removes a session)"
 
 
 def show_health(view: View, said: Value) -> Value:
@@ -49,8 +50,17 @@ def _database(settings: Settings) -> Value:
     return {
         "path": str(database),
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
-        "retention": KEPT_FOR_EVER,
+        "retention": _retention(settings),
     }
+
+
+def _retention(settings: Settings) -> str:
+    rules = [
+        f"after {count(settings.keep_days, 'day')} without a request" if settings.keep_days else "",
+        f"the oldest first when there are more than {number(settings.keep_bytes)} bytes" if settings.keep_bytes else "",
+    ]
+    said = " and ".join(filter(None, rules))
+    return f"sessions are removed {said}" if said else KEPT_FOR_EVER
 
 
 def _of_the_last(reader: Reader) -> str | None:

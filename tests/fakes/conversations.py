@@ -63,5 +63,8 @@ class FakeConversations:
     def health(self) -> dict[str, object]:
         return {"queue": 0}
 
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         self.closed += 1

@@ -1,0 +1,60 @@
+"""Secrets become asterisks; nothing else changes, not even a length."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphstore.redaction import redact, redact_text
+
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAcanary\ncanarycanary+/==\n-----END RSA PRIVATE KEY-----"
+SECRETS = {
+    "sk-proj-canary0123456789abcdef": "sk-proj",
+    "AKIACANARY0123456789": "AKIA",
+    "ghp_canary0123456789abcdefghij": "ghp_",
+    "github_pat_canary0123456789abcdefghij": "github_pat",
+    "xoxb-canary-0123456789": "xoxb",
+    "eyJhbGciOiJIcanary.eyJzdWIiOiIxcanary.c2lnbmF0dXJlcanary": "eyJ",
+    PEM: "MIIE",
+    "password=canary-horse": "canary",
+    "API_KEY: canary+horse/battery": "canary",
+    '{"db_password": "canary.horse"}': "canary",
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("nested", [0, 1, 2])
+def test_a_secret_is_masked_at_every_depth_of_json(secret: str, nested: int) -> None:
+    text = f"before {secret} after"
+    raw = text
+    for _ in range(nested):
+        raw = json.dumps({"content": raw})
+    clean = redact(raw.encode())
+    assert SECRETS[secret].encode() not in clean and b"canary" not in clean
+    assert len(clean) == len(raw.encode()) and redact(clean) == clean
+    value = clean.decode()
+    for _ in range(nested):
+        value = json.loads(value)["content"]
+    assert value.startswith("before ") and value.endswith(" after") and len(value) == len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"max_token": 4096, "token": null, "secret": true}', "the password is asked for", "sk-short", "a tokenizer: x"],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
+KEYS = st.text() | st.sampled_from(["password", "token"])
+LEAVES = st.none() | st.booleans() | st.integers() | st.text()
+JSON = st.recursive(LEAVES, lambda value: st.lists(value) | st.dictionaries(KEYS, value))
+
+
+@given(JSON)
+def test_json_keeps_its_form(value: object) -> None:
+    raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    clean = redact(raw)
+    assert len(clean) == len(raw)
+    json.loads(clean.decode("utf-8", "surrogatepass"))
