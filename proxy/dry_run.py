@@ -5,6 +5,7 @@ Reads the archive; sends nothing and stores nothing.
 
 import itertools
 import json
+from dataclasses import replace
 
 from graphstore.blocks import Cut, Message, cut_blocks
 from graphstore.evidence import Rule
@@ -16,7 +17,7 @@ from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import latest_answer
 from proxy.conversations import parameters_of, rule_of
 from proxy.dialects import stored_dialect
-from proxy.dialects.base import ParsedRequest
+from proxy.dialects.base import Dialect, ParsedRequest
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
@@ -28,6 +29,34 @@ def graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> Con
     until = max((o.turn for o in stored if o.created_at <= selection.created_at), default=0)
     rule = rule_of_selection(selection)
     return reader.derived_graph(selection.session_id, rule, parameters_of(settings), until_turn=until)
+
+
+def present_blocks(reader: Reader, session: SessionRow) -> tuple[dict[int, BlockRow], dict[int, int]]:
+    """The session's blocks as they stand now, and the tokens of each."""
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+    return blocks, reader.block_tokens(session.id)
+
+
+def blocks_of(reader: Reader, selection: SelectionRow) -> tuple[dict[int, BlockRow], dict[int, int]]:
+    """The blocks that this selection chose from, as they stood then, and the tokens of each.
+
+    The archive has the cost and the label of a block's latest version: those of another are read from its messages.
+    """
+    made_by, exchange = reader.load_session(selection.session_id), reader.load_exchange(selection.exchange_id)
+    head = exchange.head_node_id if exchange is not None else None
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id, head)}
+    if made_by is not None and head != made_by.head_node_id:
+        dialect = stored_dialect(made_by.dialect)
+        for latest, _ in reader.load_blocks(selection.session_id):
+            if (block := blocks[latest.ordinal]).node_ids != latest.node_ids:
+                blocks[block.ordinal] = _as_it_was(reader, dialect, block)
+    return blocks, reader.block_tokens(selection.session_id, head)
+
+
+def _as_it_was(reader: Reader, dialect: Dialect, block: BlockRow) -> BlockRow:
+    contents = reader.node_contents(block.node_ids)
+    cost = sum(dialect.parse_message(raw).cost for raw in contents)
+    return replace(block, cost=cost, label=block_label(dialect, contents)) if contents else block
 
 
 def rule_of_selection(selection: SelectionRow) -> Rule:

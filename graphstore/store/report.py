@@ -166,6 +166,30 @@ def left_out_of(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
     return frozenset(v.ordinal for v in selection.verdicts if not v.kept) if selection is not None else frozenset()
 
 
+class BlockVersion(NamedTuple):
+    """What a block said, message by message, and the turns of the requests in which it said so."""
+
+    messages: tuple[int, ...]
+    turns: tuple[int, ...]
+
+
+def block_versions(reader: Reader, session_id: int, ordinal: int) -> list[BlockVersion]:
+    """The latest first. One that was only the beginning of another is none of its own."""
+    places = reader.block_messages(session_id).get(ordinal, {})
+    rows = [row for row in reader.session_exchanges(session_id) if row.outcome not in ("side", "opaque")]
+    with reader.snapshot() as db:
+        paths = load_paths(db, (row.head_node_id for row in rows if row.head_node_id is not None))
+    found: dict[tuple[int, ...], set[int]] = {}
+    for row in reversed(rows):
+        if (path := paths.get(row.head_node_id or 0)) is None:
+            continue
+        messages = tuple(message for node, message in places.items() if node in path)
+        whole = next((known for known in found if known[: len(messages)] == messages), messages)
+        if messages:
+            found.setdefault(whole, set()).add(row.turn)
+    return [BlockVersion(messages, tuple(sorted(turns))) for messages, turns in found.items()]
+
+
 class Reading(NamedTuple):
     """What the replay of one turn measured of a block."""
 

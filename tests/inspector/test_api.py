@@ -218,6 +218,41 @@ async def test_the_map_holds_every_block_of_every_turn(recorded: Recorded, tmp_p
         assert {row["turn"]: row["reason"] for row in shown["rows"] if row["reason"]} == cold != {}
 
 
+def pruned(history: list[Json]) -> list[Json]:
+    """As a client that drops old tool results sends it again."""
+    return [m | {"content": "[cleared]"} if m["role"] == "tool" else m for m in history]
+
+
+async def test_a_past_turn_shows_what_stood_in_it_before_the_client_pruned_it(tmp_path: Path) -> None:
+    """Sizes, costs and texts are those of the turn's own history, not of what has become of its blocks."""
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send(FULL[:-1], headers=ONE)
+    await dialogue.conversations.flush()
+    set_mark(dialogue.settings.db, 1, 1, "pin", clock=lambda: 0.0)
+    assert (await dialogue.send([*FULL, user("five")], headers=ONE, after_s=LUNCH_S)).rewritten
+    await dialogue.send([*pruned(FULL), user("five"), said("ok"), user("six")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        name = look.session("one").name
+        chosen = (await look.get(f"sessions/{name}/turns/5"))["selection"]
+        assert sum(chosen["spent"].values()) == chosen["cost"] == sum(b["cost"] for b in chosen["blocks"] if b["kept"])
+        assert sum(block["cost"] for block in chosen["blocks"]) == chosen["total"]
+        turns = {row["turn"]: row for row in (await look.get(f"sessions/{name}"))["turns"]}
+        shown = await look.get(f"sessions/{name}/map")
+        latest = dict(zip(shown["blocks"]["ordinal"], shown["blocks"]["tokens"], strict=True))
+        fixed = {turn["turn"]: turn["tokens_full"] for turn in turns.values()}
+        for row in shown["rows"]:
+            sizes = latest | dict(zip(members(row["sizes"][0]), row["sizes"][1], strict=True))
+            fixed[row["turn"]] -= sum(sizes[ordinal] for ordinal in members(row["blocks"]))
+        assert len(set(fixed.values())) == 1, "what remains are the instructions and tools of every turn"
+        found = (await look.get("search", q="unique_alpha"))["found"]
+        assert [hit["ordinal"] for hit in found] == [1]
+        block = await look.get(f"sessions/{name}/blocks/1")
+        (before,) = block["earlier"]
+        assert "[cleared]" in block["messages"][1]["text"] and "unique_alpha" in before["messages"][1]["text"]
+        assert members(before["turns"]) == [4, 5] and block["tokens"] == latest[1]
+        assert (await look.get(f"sessions/{name}/blocks/0"))["earlier"] == []
+
+
 async def test_the_graph_holds_what_is_stored(recorded: Recorded, tmp_path: Path) -> None:
     async with looking(recorded, tmp_path) as look:
         session = look.session(CODING)

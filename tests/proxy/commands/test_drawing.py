@@ -39,6 +39,7 @@ def drawn(*rows: tuple[int, str | None, tuple[Drawn, ...]]) -> SessionMap:
                 turn, 0.0, reason, tuple(one.block.ordinal for one in segments),
                 frozenset(one.block.ordinal for one in segments if not one.is_sent),
                 {one.block.ordinal: one.density for one in segments if one.density is not None},
+                {},
             )
             for turn, reason, segments in rows
         ),

@@ -17,8 +17,9 @@ export async function open(root, name, ordinal) {
     const block = await watched.next();
     if (block === null) return;
     fill(head, top(block, mark));
-    if (JSON.stringify(block.messages) !== said) fill(text, messages(block)); // what somebody reads stays where it is
-    said = JSON.stringify(block.messages);
+    const says = JSON.stringify([block.messages, block.earlier]);
+    if (says !== said) fill(text, messages(block.messages), block.earlier.map(former)); // what somebody reads stays where it is
+    said = says;
   }
 
   async function mark(wanted) {
@@ -79,8 +80,10 @@ function chart(readings) {
     h("text", { x: 0, y: height - 2 }, `turn ${readings[0].turn}`), h("text", { x: width, y: height - 2, "text-anchor": "end" }, `turn ${readings.at(-1).turn} (cube root)`));
 }
 
-function messages(block) {
-  return [h("h2", {}, `${plural(block.messages.length, "message")}, verbatim`), block.messages.map((message, i) => {
+const former = (version) => h("details", {}, h("summary", {}, `Before the client changed it: as in turns ${ranges(version.turns)}`), messages(version.messages));
+
+function messages(all) {
+  return [h("h2", {}, `${plural(all.length, "message")}, verbatim`), all.map((message, i) => {
     const body = h("pre", { tabindex: "0", role: "region", "aria-label": `text of message ${i + 1}` });
     const raw = h("pre", { tabindex: "0", role: "region", "aria-label": `message ${i + 1} as sent` });
     const show = (element, text, chars) => {

@@ -117,7 +117,7 @@ function describe(name, data, graph, place, map) {
   const listed = (ordinals) => ordinals.slice(0, 6).join(", ") + (ordinals.length > 6 ? " …" : "");
   return [
     h("a", { href: `#/session/${path(name)}/block/${ordinal}` }, `Block ${ordinal}`),
-    ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(data.tokens[index], "token")} · `,
+    ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(row.tokens(index), "token")} · `,
     Number.isNaN(density) ? "not observed in this turn" : `density ${small(density)}`,
     u === undefined ? "" : ` · u ${small(u)}${graph.stale.has(ordinal) ? ", stale" : ""}`,
     ` · ${row.isOut(index) ? "left out" : "sent"}`,
