@@ -374,6 +374,25 @@ async def test_a_branchs_first_selection_is_compared_with_its_parents(tmp_path: 
         assert shown["selection"]["made_by"] == parent.name and not shown["selected_here"], "whatever its turn's number"
 
 
+@pytest.mark.parametrize("back", ["an undo", "a branch"])
+async def test_the_figures_of_a_selection_are_those_of_the_blocks_that_still_stand(tmp_path: Path, back: str) -> None:
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send(FULL[:-1], headers=ONE)
+    assert (await dialogue.send([*FULL, user("five")], headers=ONE, after_s=LUNCH_S)).rewritten
+    other = {"x-session-id": "other"}
+    await dialogue.send(FULL[:7] if back == "an undo" else [*FULL[:12], user("otherwise")], headers=ONE | other)
+    async with looking_after(dialogue) as look:
+        session = look.session("one" if back == "an undo" else "other")
+        chosen = (await look.get(f"sessions/{session.name}/turns/{session.turns}"))["selection"]
+        blocks = {block.ordinal: block for block, _ in look.reader.load_blocks(session.id)}
+        assert chosen["made_by"] == session.name and {b["ordinal"] for b in chosen["blocks"]} <= blocks.keys()
+        assert sum(b["cost"] for b in chosen["blocks"]) == chosen["total"]
+        assert sum(b["cost"] for b in chosen["blocks"] if b["kept"]) == chosen["cost"] == sum(chosen["spent"].values())
+        assert chosen["budget"] <= chosen["total"] * chosen["weights"]["beta"]
+        stored = look.reader.load_selection(session.selection_id or 0)
+        assert stored is not None and stored.protected_cost == chosen["spent"]["protected"]
+
+
 async def test_after_mode_off_everything_had_been_sent(tmp_path: Path) -> None:
     dialogue = Dialogue(tmp_path, changes={"mode": "off"})
     await dialogue.send([*FULL, user("one")], headers=ONE)
