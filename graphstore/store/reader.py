@@ -290,7 +290,8 @@ class Reader:
 
     # -- exchanges and decisions --------------------------------------------------------------------------------
 
-    def session_exchanges(self, session_id: int) -> list[ExchangeRow]:
+    def session_exchanges(self, session_id: int | None) -> list[ExchangeRow]:
+        """In order. None: those that belong to no session."""
         query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id)
         with self.snapshot() as db:
             return [_exchange(row) for row in db.execute(query)]

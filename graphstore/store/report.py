@@ -20,6 +20,7 @@ from graphstore.store.schema import (
     observations,
     selection_blocks,
     selections,
+    sessions,
 )
 
 
@@ -47,19 +48,32 @@ class Tokens:
 
 
 class ExchangesStamp(NamedTuple):
-    """Changes with every exchange of a session that begins or ends."""
+    """Changes with every exchange that begins or ends: of a session, and of a branch's parent before it branched."""
 
     exchanges: int
     latest: int
     ended: float  # sum of the times at which they ended
+    led: float  # the same sum over the parent's
 
 
-def exchanges_stamps(reader: Reader) -> dict[int, ExchangesStamp]:
-    """Session id -> stamp."""
-    e = exchanges.c
+def exchanges_stamps(reader: Reader) -> dict[int | None, ExchangesStamp]:
+    """Session id -> stamp. None: of the exchanges that belong to no session."""
+    e, first, s = exchanges.c, exchanges.alias("first").c, sessions.c
     query = select(e.session_id, func.count(), func.max(e.id), func.total(e.ended_at)).group_by(e.session_id)
+    began = select(func.min(first.id)).where(first.session_id == s.id).scalar_subquery()
+    leads = select(s.id, func.total(e.ended_at)).join(exchanges, e.session_id == s.parent_id)
+    leads = leads.where(s.fork_depth.is_not(None), e.id < began).group_by(s.id)
     with reader.snapshot() as db:
-        return {row[0]: ExchangesStamp(*row[1:]) for row in db.execute(query.where(e.session_id.is_not(None)))}
+        led = dict(tuple(row) for row in db.execute(leads))
+        rows = db.execute(query).all()
+    return {session: ExchangesStamp(n, latest, ended, led.get(session, 0.0)) for session, n, latest, ended in rows}
+
+
+def lead_of(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow]) -> list[ExchangeRow]:
+    """What the parent of a branch had sent before these, which are the branch's own; nothing of any other session."""
+    if session.parent_id is None or session.fork_depth is None or not exchanges:
+        return []
+    return [row for row in reader.session_exchanges(session.parent_id) if row.id < exchanges[0].id]
 
 
 def recent_exchanges(reader: Reader, limit: int) -> list[tuple[SessionRow, list[ExchangeRow]]]:
@@ -70,8 +84,8 @@ def recent_exchanges(reader: Reader, limit: int) -> list[tuple[SessionRow, list[
     with reader.snapshot() as db:
         for row in db.execute(query):
             found.setdefault(row.session_id, []).append(ExchangeRow(**row._mapping))
-    sessions = {session.id: session for session in reader.list_sessions()}
-    return [(sessions[id], rows[::-1]) for id, rows in found.items() if id in sessions]
+    known = {session.id: session for session in reader.list_sessions()}
+    return [(known[id], rows[::-1]) for id, rows in found.items() if id in known]
 
 
 class TurnOpening(NamedTuple):

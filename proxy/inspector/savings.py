@@ -24,7 +24,7 @@ def show_savings(view: View) -> Value:
         ],
         "total": _line(sum(days.values(), Totals())),
         "priced": bool(view.settings.prices),
-        "models_without_price": sorted(name for name in models if not price_of(name, view.settings.prices)),
+        "models_without_price": sorted(name for name in models if name and not price_of(name, view.settings.prices)),
         "idle_after_s": view.settings.idle_after,
     }
 

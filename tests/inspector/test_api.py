@@ -1,6 +1,7 @@
 """What the API says of recorded sessions, against the archive itself: its rows are read and summed here once more."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import time
@@ -17,6 +18,7 @@ from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
 from proxy.inspector import sessions
 from proxy.ledger import Price
+from proxy.ports import Plan
 from proxy.savings import Savings
 from proxy.settings import Settings
 from tests.fakes.raw_upstream import answering, raw_upstream, response, stalling
@@ -216,6 +218,15 @@ async def test_the_map_holds_every_block_of_every_turn(recorded: Recorded, tmp_p
         assert any(row["left_out"] for row in shown["rows"]) and any(row["density"][0] for row in shown["rows"])
         cold = {row.turn: row.reason for row in look.exchanges(CODING) if row.boundary == "cold"}
         assert {row["turn"]: row["reason"] for row in shown["rows"] if row["reason"]} == cold != {}
+
+
+def finish_with(plan: Plan, answer: Json) -> None:
+    """The upstream's answer, as it came."""
+    assert plan.exchange is not None
+    plan.exchange.first_byte()
+    plan.exchange.finish(
+        "complete", status=200, headers=[(b"content-type", b"application/json")], body=json.dumps(answer).encode()
+    )
 
 
 def pruned(history: list[Json]) -> list[Json]:
@@ -643,6 +654,21 @@ async def test_savings_add_up_over_sessions_days_and_in_all(recorded: Recorded, 
         assert [d["day"] for d in shown["days"]] == sorted(days, reverse=True)
         whole = [s for s in shown["sessions"] if not s["rewritten"]]
         assert {s["saved_tokens"] for s in whole} == {0} and len(whole) == 2
+
+
+async def test_savings_count_every_stored_request(tmp_path: Path) -> None:
+    """One that refers to state at the provider belongs to no session, and is paid all the same."""
+    dialogue = Dialogue(tmp_path, dialect="responses")
+    reply = await dialogue.send([user("hello")], more={"previous_response_id": "resp_1"}, finish=False)
+    usage = {"input_tokens": 5000, "input_tokens_details": {"cached_tokens": 4000}, "output_tokens": 7}
+    answer = {"id": "resp_2", "status": "completed", "output": [], "usage": usage}
+    finish_with(reply.plan, answer)
+    async with looking_after(dialogue) as look:
+        shown = await look.get("savings")
+        assert shown["sessions"] == []
+        for sums in (shown["total"], *shown["days"]):
+            assert (sums["requests"], sums["input_tokens"], sums["cached_tokens"]) == (1, 5000, 4000)
+            assert (sums["saved_tokens"], sums["untouched_cached_tokens"]) == (0, 4000)
 
 
 async def test_money_follows_the_prices_of_the_settings(recorded: Recorded, tmp_path: Path) -> None:
