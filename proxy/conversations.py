@@ -55,12 +55,6 @@ def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversatio
 
 def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
     archive = Archive.open(settings.db, clock=clock)
-    policy = Policy(
-        mode=settings.mode,
-        idle_after_s=settings.idle_after,
-        min_history_tokens=settings.min_history_tokens,
-        context_window_tokens=settings.context_window_tokens,
-    )
     dialects: dict[DialectName, Dialect] = {
         "chat": ChatDialect(part_chars=settings.image_chars),
         "responses": ResponsesDialect(part_chars=settings.image_chars),
@@ -72,7 +66,7 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
     planner = Planner(
         archive,
         recorder,
-        policy=policy,
+        policy=policy_of(settings),
         parameters=parameters_of(settings),
         dialects=dialects,
         upstream=settings.upstream,
@@ -90,6 +84,15 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
 def rule_of(settings: Settings) -> Rule | None:
     """The evidence rule that the user set; None: by the model that observed a session."""
     return None if settings.evidence == "auto" else settings.evidence
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        mode=settings.mode,
+        idle_after_s=settings.idle_after,
+        min_history_tokens=settings.min_history_tokens,
+        context_window_tokens=settings.context_window_tokens,
+    )
 
 
 def parameters_of(settings: Settings) -> Parameters:

@@ -30,6 +30,12 @@ SELECTORS_SAY: dict[SelectorName, str] = {
     "clear-tool-results": "everything but old tool calls with their results",
     "full": "everything",
 }
+OUTCOMES = {
+    "sent": "it would be sent: {}",
+    "weighed": "mode auto: {}, it would be sent if it pays, which is weighed when the request comes",
+    "recorded": "mode off: it would be recorded and not sent ({})",
+    "nothing": "nothing would be left out: {}; this is what a selection would be",
+}
 SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
 LEGEND = {
     "why": "the rule that kept it, and what that rule went by; of a block left out, what it lacked. "
@@ -57,7 +63,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         latest = None if arguments.query is not None else _made(reader, session, arguments.turn)
         if latest is None:
             blocks, tokens = present_blocks(reader, session)
-            selection, graph = dry_run(reader, session, settings, arguments.query or "", blocks)
+            tried = dry_run(reader, session, settings, arguments.query or "", blocks)
+            selection, graph = tried.selection, tried.graph
         else:
             blocks, tokens = blocks_of(reader, latest)
             selection, graph = latest, graph_of(reader, latest, settings)
@@ -68,6 +75,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             print(f"{session.name}: what would be kept now for {arguments.query!r}")
         else:
             print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
+        if latest is None and selection.verdicts:
+            print(OUTCOMES[tried.outcome].format(tried.reason))
         _print(reader, session, settings, selection, graph, blocks, tokens)
     return 0
 

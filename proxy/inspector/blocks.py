@@ -11,7 +11,7 @@ from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect
 from proxy.inspector.maps import runs
 from proxy.inspector.sessions import Value, View
-from proxy.marking import find_block, protection
+from proxy.marking import find_block, protected_blocks, unheeded
 
 
 def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
@@ -34,7 +34,8 @@ def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
         "chars": block.cost,
         "tokens": reader.block_tokens(session.id).get(ordinal),
         "mark": reader.marks(session.id).get(ordinal),
-        "protected": protection(block, latest),
+        "protected": protected_blocks(reader, view.settings, session, blocks).get(ordinal),
+        "unheeded": unheeded(view.settings, session),
         "verdict": {"kept": verdict.kept, "rule": verdict.rule, "detail": verdict.detail} if verdict else None,
         "u": node.u if node is not None and node.observed else None,
         "stale": bool(node is not None and node.stale),

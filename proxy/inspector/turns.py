@@ -52,13 +52,15 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
 def show_what_if(view: View, session: SessionRow, query: str) -> Value:
     """What would be kept if this request came now, beside what is sent at present."""
     blocks, tokens = present_blocks(view.reader, session)
-    made, graph = dry_run(view.reader, session, view.settings, query, blocks)
+    tried = dry_run(view.reader, session, view.settings, query, blocks)
     present = view.reader.load_selection(session.selection_id) if session.selection_id is not None else None
     return {
         "session": session.name,
         "query": query,
+        "outcome": tried.outcome,
+        "reason": tried.reason,
         "compared_with": f"the selection of turn {present.turn}" if present is not None else "the full history",
-        "selection": show_selection(made, present, blocks, tokens, graph),
+        "selection": show_selection(tried.selection, present, blocks, tokens, tried.graph),
     }
 
 

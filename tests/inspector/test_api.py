@@ -542,6 +542,44 @@ async def test_what_if_is_compared_with_everything_before_the_first_selection(tm
         assert {b["change"] for b in shown["selection"]["blocks"]} <= {"kept", "dropped"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({}, "sent", "idle for 3600 s"),
+        ({"min_history_tokens": 8000}, "nothing", "below 8000"),
+        ({"mode": "off"}, "recorded", "idle for 3600 s"),
+        ({"mode": "auto"}, "weighed", "idle for 3600 s"),
+        ({"mode": "auto", "context_window_tokens": 1000}, "sent", "would exceed the window of 1000"),
+    ],
+)
+async def test_what_if_says_what_would_come_of_it(tmp_path: Path, changes: Json, outcome: str, reason: str) -> None:
+    dialogue = Dialogue(tmp_path, changes=changes)
+    await dialogue.send([*FULL, user("now")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        shown = await look.post(f"sessions/{look.session('one').name}/what-if", {"query": "x"})
+        assert shown["outcome"] == outcome and reason in shown["reason"]
+
+
+async def test_what_if_says_that_a_session_is_left_alone(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        shown = await look.post(f"sessions/{look.names[HOSTILE]}/what-if", {"query": "x"})
+        assert shown["outcome"] == "nothing" and shown["reason"].startswith("pass-through: ")
+        side = next(row for row in look.reader.list_sessions() if row.kind == "side")
+        shown = await look.post(f"sessions/{side.name}/what-if", {"query": "x"})
+        assert (shown["outcome"], shown["reason"]) == ("nothing", "side request")
+
+
+async def test_what_if_takes_whatever_a_browser_has_for_text(recorded: Recorded, tmp_path: Path) -> None:
+    """Half of a surrogate pair is text to a browser, and to no encoding."""
+    async with looking(recorded, tmp_path) as look:
+        reply = await look.client.post(
+            f"/recap/api/sessions/{look.names[CODING]}/what-if",
+            content=b'{"query": "a \\ud800 b"}',
+            headers={"content-type": "application/json", "x-recap-token": look.token},
+        )
+    assert reply.status_code == 200 and reply.json()["query"] == "a \ufffd b"
+
+
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 
@@ -596,7 +634,7 @@ async def test_a_mark_is_stored_shown_and_taken_away(recorded: Recorded, tmp_pat
         session = look.session(CODING)
         block = f"sessions/{session.name}/blocks/3"
         for mark in ("pin", "mute", None):
-            assert await look.post(f"{block}/mark", {"mark": mark}) == {"ordinal": 3, "mark": mark}
+            assert await look.post(f"{block}/mark", {"mark": mark}) == {"ordinal": 3, "mark": mark, "unheeded": None}
             assert look.reader.marks(session.id) == ({3: mark} if mark else {})
             assert (await look.get(block))["mark"] == mark
             shown = (await look.get(f"sessions/{session.name}/map"))["blocks"]
@@ -631,7 +669,50 @@ async def test_a_pin_that_was_obeyed_can_still_become_a_mute(tmp_path: Path) -> 
         shown = await look.get(path)
         assert shown["verdict"] == {"kept": True, "rule": "protected", "detail": "pinned by hand"}
         assert shown["protected"] is None
-        assert await look.post(f"{path}/mark", {"mark": "mute"}) == {"ordinal": 1, "mark": "mute"}
+        assert (await look.post(f"{path}/mark", {"mark": "mute"}))["mark"] == "mute"
+
+
+def edit(path: str, text: str, call_id: str) -> list[Json]:
+    arguments = json.dumps({"filePath": path, "newString": text})
+    call = {"id": call_id, "type": "function", "function": {"name": "edit", "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": "edited"},
+    ]
+
+
+@pytest.mark.parametrize("selected", [True, False])
+async def test_an_edit_is_protected_while_no_later_one_replaced_it(tmp_path: Path, selected: bool) -> None:
+    """By the history as it stands, whatever the last selection said of it, and before there was any."""
+    dialogue = Dialogue(tmp_path)
+    history = [*FULL[:-1], *edit("a.py", "x" * 500, "e1"), said("done"), user("five")]
+    await dialogue.send(FULL[:1], headers=ONE)
+    await dialogue.send(history, headers=ONE, after_s=LUNCH_S if selected else 5.0)
+
+    async def codes(look: Look) -> list[int]:
+        session = look.session("one")
+        edits = [block.ordinal for block, _ in look.reader.load_blocks(session.id) if block.edits]
+        address = f"sessions/{session.name}/blocks"
+        shown = [(await look.get(f"{address}/{ordinal}"))["protected"] for ordinal in edits]
+        sent = [(await look.send(f"{address}/{ordinal}/mark", {"mark": "mute"})).status_code for ordinal in edits]
+        assert [why is not None for why in shown] == [code == 409 for code in sent]
+        return sent
+
+    async with looking_after(dialogue) as look:
+        assert await codes(look) == [409]
+    await dialogue.restart()
+    await dialogue.send([*history, *edit("a.py", "y" * 500, "e2"), said("done"), user("six")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        assert await codes(look) == [200, 409]
+
+
+async def test_a_mark_on_a_session_that_is_left_alone_promises_nothing(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        block = f"sessions/{look.names[HOSTILE]}/blocks/1"
+        why = (await look.post(f"{block}/mark", {"mark": "pin"}))["unheeded"]
+        assert "left alone" in why and (await look.get(block))["unheeded"] == why
+    async with looking(recorded, tmp_path, mode="off") as look:
+        assert "mode is off" in (await look.get(f"sessions/{look.names[CODING]}/blocks/1"))["unheeded"]
 
 
 # -- savings and health -----------------------------------------------------------------------------------------------

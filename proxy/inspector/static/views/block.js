@@ -24,9 +24,9 @@ export async function open(root, name, ordinal) {
 
   async function mark(wanted) {
     try {
-      await post(`${address}/mark`, { mark: wanted });
+      const { unheeded } = await post(`${address}/mark`, { mark: wanted });
       await refresh();
-      say({ pin: "Pinned: sent from the next cold boundary on.", mute: "Muted: not chosen from the next cold boundary on." }[wanted] ?? "The mark is taken away: it counts by its score again from the next cold boundary on.");
+      say(`${{ pin: "Pinned", mute: "Muted" }[wanted] ?? "The mark is taken away"}: ${effect(wanted, unheeded)}.`);
     } catch (error) {
       say(error.message);
     }
@@ -36,6 +36,9 @@ export async function open(root, name, ordinal) {
   await refresh();
   return { refresh };
 }
+
+const EFFECTS = { pin: "sent", mute: "not chosen" };
+const effect = (mark, unheeded) => unheeded ? `without effect for now, ${unheeded}` : `${EFFECTS[mark] ?? "it counts by its score again"} from the next cold boundary on`;
 
 function top(block, mark) {
   const at = `#/session/${path(block.session)}`;
@@ -55,7 +58,7 @@ function top(block, mark) {
       toggle("mute", "Mute", block.protected ? `it is protected (${block.protected}) and cannot be muted` : "never choose it for its score, nor because another one uses it"),
       h("button", { type: "button", onclick: () => copy(block) }, "Copy text"),
       h("button", { type: "button", onclick: () => download(block) }, "Download JSON")),
-    block.mark && h("p", { class: "notice" }, block.mark === "pin" ? "Pinned by hand: sent from the next cold boundary on." : "Muted by hand: not chosen from the next cold boundary on."),
+    block.mark && h("p", { class: "notice" }, `${block.mark === "pin" ? "Pinned" : "Muted"} by hand: ${effect(block.mark, block.unheeded)}.`),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "What is known of it"), facts([
         ["kind", block.kind], ["size", `${plural(block.tokens ?? 0, "token")}, ${plural(block.chars, "character")}`],
