@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphstore.records import ExchangeRow, SelectionRow
+from graphstore.store.archive import open_reader
 from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
@@ -135,6 +136,26 @@ async def test_a_request_under_way_is_running_and_one_that_an_earlier_proxy_left
     async with looking_at(tmp_path / "recap.db", look.clock) as later:
         assert {s["cache"] for s in (await later.get("sessions"))["sessions"]} == {"warm", "cold"}
         assert not any(t["running"] for t in (await later.get(f"sessions/{shown['name']}"))["turns"])
+
+
+async def test_a_side_request_does_not_hide_the_sessions_own(tmp_path: Path) -> None:
+    """Its answer comes while the session's own request still runs, and all of the history was in it."""
+    dialogue = await four_turns(tmp_path)
+    history = [*FULL, user("now"), said("ok"), user("more")]
+    own = await dialogue.send(history, headers=ONE, finish=False)
+    await dialogue.send([*history, user("Summarise")], headers=ONE, tools=None)
+    assert own.rewritten
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        view = sessions.View(reader, dialogue.settings, dialogue.clock(), 0.0, Savings(dialogue.settings))
+        (shown,) = sessions.list_sessions(view, side=False, limit=10)["sessions"]  # type: ignore[misc]
+        (session,) = reader.list_sessions()
+        one = sessions.show_session(view, session)["session"]
+        row = next(row for row in reader.session_exchanges(session.id) if row.ending == "running")
+        sent = exchange_tokens(reader, [row])[row.id].sent
+    assert shown["cache"] == "running" and shown["blocks_left_out"] == row.blocks_left_out > 0
+    assert shown["tokens_sent"] == sent < shown["tokens_full"] and shown.items() <= one.items()  # type: ignore[attr-defined]
+    await dialogue.close()
 
 
 async def test_states_say_who_leaves_a_session_alone(recorded: Recorded, tmp_path: Path) -> None:
@@ -793,6 +814,20 @@ async def test_health_tells_what_went_wrong_and_what_to_do(tmp_path: Path) -> No
         assert (shown["database"]["path"], shown["database"]["sessions"]) == (look.proxy.settings.db, 7)
         assert shown["started_at"] == look.clock()
         assert shown["health"] == (await look.client.get("/recap/health")).json()
+
+
+async def test_a_client_that_leaves_says_nothing_of_the_upstream(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    for status in (200, 502):
+        await dialogue.send([user("one")], headers=ONE, status=status)
+        reply = await dialogue.send([user("one"), said("ok"), user("two")], headers=ONE, finish=False)
+        assert reply.plan.exchange is not None
+        reply.plan.exchange.finish("client gone", status=None, headers=[], body=None)
+        async with looking_after(dialogue) as look:
+            problem = (await look.get("health"))["upstream_problem"]
+            assert (problem is None) == (status == 200), "what was known before is known still"
+        await dialogue.restart()
+    await dialogue.close()
 
 
 async def test_health_names_sessions_that_are_left_alone(recorded: Recorded, tmp_path: Path) -> None:
