@@ -168,7 +168,7 @@ class Planner:
         """False: the present selection stays, for another would not pay."""
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
-        rule, graph, marks = self._evidence(draft.found)
+        rule, graph, marks = self._evidence(draft)
         choice = choose(
             incoming.dialect,
             incoming.parsed,
@@ -363,12 +363,15 @@ class Planner:
         else:
             session.step += 1
 
-    def _evidence(self, found: Identified) -> tuple[Rule, ContextGraph, dict[int, Mark]]:
+    def _evidence(self, draft: Draft) -> tuple[Rule, ContextGraph, dict[int, Mark]]:
         """The rule that counts, what past observations say, and what a person said of single blocks; nothing unreadable
         is a reason to fail a request.
 
-        A branch that is not stored yet starts with what its parent knows of the blocks that both share.
+        A branch that is not stored yet starts with what its parent knows of the blocks that both share, and a block
+        that a compaction moved with the mark that it had.
         """
+        assert draft.found is not None
+        found = draft.found
         session, shared = found.parent or found.session, found.shared_ordinals
         try:
             rule, graph = load_evidence(self._archive.reader, session.row.id, self._rule, self._parameters)
@@ -377,7 +380,8 @@ class Planner:
             log.exception("graph.unreadable session=%s; selecting without it", session.row.name)
             return self._rule or default_rule(None), ContextGraph(), {}
         if found.parent is None:
-            return rule, graph, marks
+            moved = found.resent_blocks(draft.cut, draft.ordinals)
+            return rule, graph, {o: marks[former] for o, former in moved.items() if former in marks} | marks
         return rule, restricted(graph, shared), {o: mark for o, mark in marks.items() if o in shared}
 
     def _rewritten(
