@@ -73,6 +73,7 @@ def show_session(view: View, session: SessionRow) -> Value:
             "attention": attention_state(view.reader, session.id, view.settings),
             "cache_fall": str(fall) if fall else None,
             "reasoning_removed": sum(row.transformations for row in exchanges),
+            "marks": [{"ordinal": o, "mark": mark} for o, mark in sorted(view.reader.marks(session.id).items())],
         },
         "turns": _turns(view, session, exchanges, tokens, jobs, replays),
     }
