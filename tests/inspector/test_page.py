@@ -442,7 +442,7 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
         "ordinal": [0, 1, 2], "kind": ["user", "tools", "tools"], "label": ["", "", ""], "tokens": [1, 50_000, 50_000],
         "outlined": [True, False, False], "mark": [None, None, None],
     }  # fmt: skip
-    rows = [{"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "density": [[], []]}]
+    row = {"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "sizes": [[], []], "density": [[], []]}
     async with visiting(browser, recorded, tmp_path, bypass_csp=True) as visit:
         await visit.to("health")
         left, right = await visit.page.evaluate(
@@ -457,7 +457,7 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
                 const strip = (share) => [...line.slice(4 * Math.round(64 + share * (canvas.width - 66))).slice(0, 3)];
                 return [strip(0.25), strip(0.75)];
             }""",
-            {"blocks": blocks, "rows": rows},
+            {"blocks": blocks, "rows": [row]},
         )
         assert right == [0x15, 0x80, 0x3D] and left == [0xC9, 0xCE, 0xD8], "sent on the right, left out before"
 
