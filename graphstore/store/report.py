@@ -69,11 +69,12 @@ class ExchangesStamp(NamedTuple):
 
 def exchanges_stamps(reader: Reader) -> dict[int | None, ExchangesStamp]:
     """Session id -> stamp. None: of the exchanges that belong to no session."""
-    e, first, s = exchanges.c, exchanges.alias("first").c, sessions.c
+    e, s = exchanges.c, sessions.c
     query = select(e.session_id, func.count(), func.max(e.id), func.total(e.ended_at)).group_by(e.session_id)
-    began = select(func.min(first.id)).where(first.session_id == s.id).scalar_subquery()
-    leads = select(s.id, func.total(e.ended_at)).join(exchanges, e.session_id == s.parent_id)
-    leads = leads.where(s.fork_depth.is_not(None), e.id < began).group_by(s.id)
+    first = select(e.session_id, func.min(e.id).label("id")).group_by(e.session_id).subquery().c
+    of_parent = and_(e.session_id == s.parent_id, e.id < first.id)
+    leads = select(s.id, func.total(e.ended_at)).join(first.session_id.table, first.session_id == s.id)
+    leads = leads.join(exchanges, of_parent).where(s.fork_depth.is_not(None)).group_by(s.id)
     with reader.snapshot() as db:
         led = dict(tuple(row) for row in db.execute(leads))
         rows = db.execute(query).all()
