@@ -153,6 +153,7 @@ export class SessionMap {
     const kept = this.focus && this.data && { turn: this.data.rows[this.focus.row].turn, ordinal: this.ordinal(this.focus) };
     this.data = data;
     this.focus = kept ? this.#find(kept.turn, kept.ordinal) : null;
+    if (this.focus) this.told(this.focus);
     this.canvas.setAttribute("aria-label", `Session map: ${data.rows.length} turns, ${data.ordinals.length} blocks`);
     this.layout();
   }

@@ -17,7 +17,10 @@ export async function open(root, name) {
   let data = null;
 
   const map = new SessionMap({
-    told: (place) => fill(told, place ? describe(name, data, graph, place, map) : "Point at a block, or walk with the arrow keys."),
+    told: (place) => {
+      const said = h("p", {}, place ? describe(name, data, graph, place, map) : "Point at a block, or walk with the arrow keys.");
+      if (said.textContent !== told.textContent) fill(told, ...said.childNodes); // nothing is read out twice
+    },
     opened: (ordinal) => { location.hash = `#/session/${at}/block/${ordinal}`; },
   });
   const button = (text, label, press) => h("button", { type: "button", "aria-label": label, onclick: press }, text);
