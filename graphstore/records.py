@@ -191,6 +191,15 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Resent:
+    """A block with the messages of a former one, which the client sent again at another place: it has its mark."""
+
+    session_id: int
+    ordinal: int
+    former: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayRequest:
     """A finished turn, to be replayed when a worker finds the time. Its latest exchange says what was served.
 
@@ -261,6 +270,7 @@ class Batch:
     sessions: tuple[SessionRow, ...] = ()
     blocks: tuple[BlockRow, ...] = ()
     forks: tuple[Fork, ...] = ()
+    resent: tuple[Resent, ...] = ()
     exchanges: tuple[ExchangeRow, ...] = ()
     answers: tuple[AnswerRow, ...] = ()
     selections: tuple[SelectionRow, ...] = ()

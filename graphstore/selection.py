@@ -5,8 +5,8 @@ and explains it, block by block, when asked.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from graphstore.blocks import BlockKind
@@ -27,6 +27,7 @@ PINNED, MUTED = "pinned by hand", "muted by hand"
 OVERFULL = "protected blocks alone exceed the budget"
 CAPPED = "request cap"
 UNCAPPABLE = "request cap cannot be met: everything is sent"
+AGAIN = "part of the current turn again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,27 @@ def select(
         _ranking=ranking,
         _reasons=reasons,
         _dependents=dependents,
+    )
+
+
+def narrowed(row: SelectionRow, costs: Mapping[int, int], left_out: frozenset[int]) -> SelectionRow:
+    """A selection over those of its blocks that still stand (ordinal -> cost), of which only `left_out` stay out.
+
+    Its budget is the same share of what is now its history.
+    """
+    verdicts = tuple(
+        v if v.kept or v.ordinal in left_out else v._replace(kept=True, rule="protected", detail=AGAIN)
+        for v in row.verdicts
+        if v.ordinal in costs
+    )
+    total = sum(costs[v.ordinal] for v in verdicts)
+    return replace(
+        row,
+        budget=row.budget * total // row.total_cost if row.total_cost else 0,
+        cost=sum(costs[v.ordinal] for v in verdicts if v.kept),
+        protected_cost=sum(costs[v.ordinal] for v in verdicts if v.kept and v.rule == "protected"),
+        total_cost=total,
+        verdicts=verdicts,
     )
 
 

@@ -6,6 +6,7 @@ setting as a flag. What a person can put right is raised as RecapError: its text
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, confi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is no reason to end
     arguments = _parser().parse_args(argv)
     try:
         exit_code: int = arguments.run(arguments, load_settings(arguments, os.environ).settings)

@@ -31,7 +31,7 @@ class Task:
 
 
 def tasks(
-    sessions: Iterable[SessionRow], parts: Mapping[int, Parts], prices: Mapping[str, Price]
+    sessions: Iterable[SessionRow], parts: Mapping[int | None, Parts], prices: Mapping[str, Price]
 ) -> dict[Arm | None, list[Task]]:
     """By arm; None: begun without a draw. A task that an agent never worked on, such as a title alone, is none."""
     rows = {row.id: row for row in sessions}

@@ -64,12 +64,6 @@ def open_conversations(
 
 def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConversations":
     archive = Archive.open(settings.db, clock=clock, redacts=settings.redact)
-    policy = Policy(
-        mode=settings.mode,
-        idle_after_s=settings.idle_after,
-        min_history_tokens=settings.min_history_tokens,
-        context_window_tokens=settings.context_window_tokens,
-    )
     dialects: dict[DialectName, Dialect] = {
         "chat": ChatDialect(part_chars=settings.image_chars),
         "responses": ResponsesDialect(part_chars=settings.image_chars),
@@ -79,7 +73,7 @@ def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConv
     planner = Planner(
         archive,
         recorder,
-        policy=policy,
+        policy=policy_of(settings),
         parameters=parameters_of(settings),
         dialects=dialects,
         upstream=settings.upstream,
@@ -115,6 +109,15 @@ def read_book(reader: Reader) -> WarmthBook:
 def rule_of(settings: Settings) -> Rule | None:
     """The evidence rule that the user set; None: by the model that observed a session."""
     return None if settings.evidence == "auto" else settings.evidence
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        mode=settings.mode,
+        idle_after_s=settings.idle_after,
+        min_history_tokens=settings.min_history_tokens,
+        context_window_tokens=settings.context_window_tokens,
+    )
 
 
 def parameters_of(settings: Settings) -> Parameters:

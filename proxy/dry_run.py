@@ -5,6 +5,8 @@ Reads the archive; sends nothing and stores nothing.
 
 import itertools
 import json
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from graphstore.blocks import Cut, Message, cut_blocks
 from graphstore.evidence import Rule
@@ -14,9 +16,11 @@ from graphstore.records import BlockRow, SelectionRow, SessionRow
 from graphstore.selectors import SELECTORS, SelectorName
 from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import latest_answer
-from proxy.conversations import parameters_of, rule_of
+from proxy.boundary import Decision, Facts, decide
+from proxy.conversations import parameters_of, policy_of, rule_of
 from proxy.dialects import stored_dialect
-from proxy.dialects.base import ParsedRequest
+from proxy.dialects.base import Dialect, ParsedRequest
+from proxy.economics.weighing import CHARS_PER_TOKEN
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
 from proxy.settings import Settings
@@ -30,6 +34,34 @@ def graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> Con
     return reader.derived_graph(selection.session_id, rule, parameters_of(settings), until_turn=until)
 
 
+def present_blocks(reader: Reader, session: SessionRow) -> tuple[dict[int, BlockRow], dict[int, int]]:
+    """The session's blocks as they stand now, and the tokens of each."""
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+    return blocks, reader.block_tokens(session.id)
+
+
+def blocks_of(reader: Reader, selection: SelectionRow) -> tuple[dict[int, BlockRow], dict[int, int]]:
+    """The blocks that this selection chose from, as they stood then, and the tokens of each.
+
+    The archive has the cost and the label of a block's latest version: those of another are read from its messages.
+    """
+    made_by, exchange = reader.load_session(selection.session_id), reader.load_exchange(selection.exchange_id)
+    head = exchange.head_node_id if exchange is not None else None
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id, head)}
+    if made_by is not None and head != made_by.head_node_id:
+        dialect = stored_dialect(made_by.dialect)
+        for latest, _ in reader.load_blocks(selection.session_id):
+            if (block := blocks[latest.ordinal]).node_ids != latest.node_ids:
+                blocks[block.ordinal] = _as_it_was(reader, dialect, block)
+    return blocks, reader.block_tokens(selection.session_id, head)
+
+
+def _as_it_was(reader: Reader, dialect: Dialect, block: BlockRow) -> BlockRow:
+    contents = reader.node_contents(block.node_ids)
+    cost = sum(dialect.parse_message(raw).cost for raw in contents)
+    return replace(block, cost=cost, label=block_label(dialect, contents)) if contents else block
+
+
 def rule_of_selection(selection: SelectionRow) -> Rule:
     rule: Rule = json.loads(selection.parameters).get("rule", "paper")
     return rule
@@ -40,10 +72,22 @@ def selector_of(selection: SelectionRow) -> SelectorName:
     return selector
 
 
-def dry_run(
-    reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]
-) -> tuple[SelectionRow, ContextGraph]:
-    """As if the client had sent its history, the last answer and this query. Adds what is new to `blocks`."""
+class DryRun(NamedTuple):
+    """What would be chosen, the graph that it goes by, and what would come of it.
+
+    `outcome`: it would be `sent`; `weighed`, for mode auto knows only at the request whether it pays; `recorded`, for
+    the mode is off; or `nothing` would be selected at all. `reason`: why.
+    """
+
+    selection: SelectionRow
+    graph: ContextGraph
+    outcome: Literal["sent", "weighed", "recorded", "nothing"]
+    reason: str
+
+
+def dry_run(reader: Reader, session: SessionRow, settings: Settings, query: str, blocks: dict[int, BlockRow]) -> DryRun:
+    """As if the client had sent, after a pause, its history, the last answer and this query. Adds what is new to
+    `blocks`."""
     dialect = stored_dialect(session.dialect)
     contents = reader.path_contents(session.head_node_id) if session.head_node_id is not None else []
     answer = latest_answer(reader, session)
@@ -67,7 +111,34 @@ def dry_run(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,
         reason="dry run", parameters=parameters_of(settings), notice=settings.notice,
     )  # fmt: skip
-    return made, graph
+    decision = decide(_facts(reader, session, settings, query, cut, ordinals), policy_of(settings))
+    return DryRun(made, graph, _outcome(decision, settings), decision.reason)
+
+
+def _outcome(decision: Decision, settings: Settings) -> Literal["sent", "weighed", "recorded", "nothing"]:
+    if not decision.select:
+        return "nothing"
+    if settings.mode == "off":
+        return "recorded"
+    return "weighed" if decision.weigh else "sent"
+
+
+def _facts(reader: Reader, session: SessionRow, settings: Settings, query: str, cut: Cut, ordinals: list[int]) -> Facts:
+    """Of the request that is tried; `served_tokens` is what it would be under the present selection."""
+    present = reader.load_selection(session.selection_id) if session.selection_id is not None else None
+    gone = {verdict.ordinal for verdict in present.verdicts if not verdict.kept} if present is not None else set()
+    fixed = reader.message_contents(i for i in (session.instructions_id, session.tools_id) if i is not None)
+    served = sum(block.cost for block, ordinal in zip(cut.blocks, ordinals, strict=True) if ordinal not in gone)
+    return Facts(
+        side=session.kind == "side",
+        passing_through=session.state_reason if session.state == "pass-through" else None,
+        open_calls=bool(cut.open_calls),
+        at_user_request=True,
+        history_blocks=cut.turn_start,
+        history_tokens=sum(block.cost for block in cut.blocks[: cut.turn_start]) // CHARS_PER_TOKEN,
+        served_tokens=(served + len(query) + sum(map(len, fixed.values()))) // CHARS_PER_TOKEN,
+        idle_s=settings.idle_after,
+    )
 
 
 def _ordinals(reader: Reader, session: SessionRow, cut: Cut, blocks: dict[int, BlockRow]) -> list[int]:

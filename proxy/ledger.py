@@ -71,13 +71,21 @@ def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[i
 
 
 def entries(
-    exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens], prices: Mapping[str, Price], idle_after_s: float
+    exchanges: Sequence[ExchangeRow],
+    tokens: Mapping[int, Tokens],
+    prices: Mapping[str, Price],
+    idle_after_s: float,
+    *,
+    lead: Sequence[ExchangeRow] = (),
 ) -> list[Entry]:
-    """The exchanges of one session in order; those without usage are left away."""
-    rate = provider_tokens_per_ours(exchanges, tokens)
-    share = _cache_share(exchanges, idle_after_s)
+    """The exchanges of one session in order; those without usage are left away.
+
+    `lead`: of a branch, what its parent had sent until then: it filled the cache that the branch begins with.
+    """
+    rate = provider_tokens_per_ours([*lead, *exchanges], tokens)
+    share = _cache_share((lead, exchanges), idle_after_s)
     found: list[Entry] = []
-    for row in exchanges:
+    for row in (*lead, *exchanges):
         if row.input_tokens is None:
             continue
         before = found[-1] if found else None
@@ -89,7 +97,7 @@ def entries(
             warm = before is not None and _is_warm(before.exchange, row, idle_after_s)
             untouched_cached = min(untouched, share * before.untouched_input) if warm and before is not None else 0.0
         found.append(_entry(row, cached, untouched, untouched_cached, price_of(row.model, prices)))
-    return found
+    return found[sum(row.input_tokens is not None for row in lead) :]
 
 
 def _entry(row: ExchangeRow, cached: int, untouched: float, untouched_cached: float, price: Price | None) -> Entry:
@@ -110,18 +118,20 @@ def _is_warm(before: ExchangeRow, row: ExchangeRow, idle_after_s: float) -> bool
     return row.started_at - (before.ended_at or before.started_at) < idle_after_s
 
 
-def _cache_share(exchanges: Iterable[ExchangeRow], idle_after_s: float) -> float:
+def _cache_share(sessions: Iterable[Iterable[ExchangeRow]], idle_after_s: float) -> float:
     """Share of the request before that the cache serves of a warm one; what it serves is taken to be all of it as long
     as nothing else has been seen, so that a saving is never made of ignorance. 0: the provider reports no cache."""
-    shares, reports, before = [], False, None
-    for row in exchanges:
-        if row.input_tokens is None:
-            continue
-        reports = reports or row.cached_tokens is not None
-        same = before is not None and before.selection_id == row.selection_id and not before.fell_back
-        if before is not None and same and before.input_tokens and _is_warm(before, row, idle_after_s):
-            shares.append(min(1.0, (row.cached_tokens or 0) / before.input_tokens))
-        before = row
+    shares, reports = [], False
+    for exchanges in sessions:
+        before = None
+        for row in exchanges:
+            if row.input_tokens is None:
+                continue
+            reports = reports or row.cached_tokens is not None
+            same = before is not None and before.selection_id == row.selection_id and not before.fell_back
+            if before is not None and same and before.input_tokens and _is_warm(before, row, idle_after_s):
+                shares.append(min(1.0, (row.cached_tokens or 0) / before.input_tokens))
+            before = row
     return median(shares) if shares and reports else float(reports)
 
 

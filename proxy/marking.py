@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from graphstore.records import BlockRow, Mark, SelectionRow, SessionRow
-from graphstore.selection import OWED, PINNED
+from graphstore.records import BlockRow, Mark, SessionRow
+from graphstore.selection import OWED, HistoryBlock, protection
+from graphstore.selectors import SELECTORS
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
-from graphstore.store.report import latest_selection
+from proxy.settings import Settings
 
 
 class UnknownBlock(LookupError):
@@ -18,16 +19,23 @@ class ProtectedBlock(ValueError):
 
 
 def mark_block(
-    reader: Reader, path: str, session: SessionRow, ordinal: int, mark: Mark | None, *, clock: Callable[[], float]
+    reader: Reader,
+    settings: Settings,
+    session: SessionRow,
+    ordinal: int,
+    mark: Mark | None,
+    *,
+    clock: Callable[[], float],
 ) -> BlockRow:
     """Pin or mute a block, or take its mark away (None).
 
     Raises `UnknownBlock`, `ProtectedBlock`, `ArchiveUnavailable`.
     """
-    block = find_block(session, {block.ordinal: block for block, _ in reader.load_blocks(session.id)}, ordinal)
-    if mark == "mute" and (why := protection(block, latest_selection(reader, session.id))):
+    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+    block = find_block(session, blocks, ordinal)
+    if mark == "mute" and (why := protected_blocks(reader, settings, session, blocks).get(ordinal)):
         raise ProtectedBlock(f"block {ordinal} cannot be muted: it is protected ({why})")
-    set_mark(path, session.id, ordinal, mark, clock=clock)
+    set_mark(settings.db, session.id, ordinal, mark, clock=clock)
     return block
 
 
@@ -40,10 +48,23 @@ def find_block(session: SessionRow, blocks: Mapping[int, BlockRow], ordinal: int
     return blocks[ordinal]
 
 
-def protection(block: BlockRow, latest: SelectionRow | None) -> str | None:
-    """Why a block is sent whatever its score. An edit is protected while it is its file's latest."""
-    if block.kind in OWED:
-        return OWED[block.kind]
-    verdicts = latest.verdicts if latest is not None else ()
-    mine = next((v for v in verdicts if v.ordinal == block.ordinal and v.rule == "protected"), None)
-    return mine.detail if mine is not None and mine.detail != PINNED else None
+def protected_blocks(
+    reader: Reader, settings: Settings, session: SessionRow, blocks: Mapping[int, BlockRow]
+) -> dict[int, str]:
+    """Ordinal -> why a selection from the history as it stands would send the block whatever its score, marks aside."""
+    places = {node: block.ordinal for block in blocks.values() for node in block.node_ids}
+    path = reader.load_path(session.head_node_id) if session.head_node_id is not None else []
+    standing = [blocks[o] for o in dict.fromkeys(places[node] for node, _, _, _ in path if node in places)]
+    history = [HistoryBlock(block.ordinal, block.kind, block.cost, block.edits) for block in standing]  # type: ignore[arg-type]
+    reasons = protection(history, edits=SELECTORS[settings.selector].protects_edits)
+    gone = {block.ordinal: OWED[block.kind] for block in blocks.values() if block.kind in OWED}
+    return gone | {history[position].ordinal: why for position, why in reasons.items()}
+
+
+def unheeded(settings: Settings, session: SessionRow) -> str | None:
+    """Why no selection of this session heeds a mark; None: the next one does."""
+    if session.state == "pass-through":
+        return f"the session is left alone, everything is sent ({session.state_reason})"
+    if session.kind == "side":
+        return "side requests are never rewritten"
+    return "the mode is off, everything is sent" if settings.mode == "off" else None

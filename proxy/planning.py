@@ -17,6 +17,7 @@ from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
 from graphstore.records import BoundaryKind, ExchangeRow, Mark, SelectionRow
+from graphstore.selection import narrowed
 from graphstore.selectors import Selector
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
 SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 NOTICE_MARK = b"notice"
-AGAIN = "part of the current turn again, or taken back"  # a verdict's detail
 OPENINGS_READ = 64  # turns of a session by which its next ones are judged
 
 Clock = Callable[[], float]
@@ -175,7 +175,7 @@ class Planner:
         """False: the present selection stays, for another would not pay."""
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
-        rule, graph, marks = self._evidence(draft.found)
+        rule, graph, marks = self._evidence(draft)
         choice = choose(
             incoming.dialect,
             incoming.parsed,
@@ -250,27 +250,23 @@ class Planner:
         return 0 < window < (sum(costs) + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN
 
     def _lessened(self, draft: Draft) -> SelectionRow | None:
-        """The session's selection without the blocks that are shown again; None, and no selection, if it is lost."""
+        """The session's selection over the blocks that stand now, without those that are shown again; None, and no
+        selection, if it is lost."""
         assert draft.found is not None
         session = draft.found.session
         former = self._archive.reader.load_selection(session.row.selection_id or 0) if session.left_out else None
         if former is None:
             self._drop_selection(session)
             return None
-        blocks = session.standing() if former.session_id != session.row.id else None  # a branch knows what it shares
+        costs = {ordinal: block.cost for ordinal, block in zip(draft.ordinals, draft.cut.blocks, strict=True)}
         selection = replace(
-            former,
+            narrowed(former, costs, session.left_out),
             id=next(self._selection_ids),
             session_id=session.row.id,
             exchange_id=draft.id,
             turn=session.row.turns,
             created_at=draft.at,
             reason=f"{former.reason}; changed: {draft.found.outcome}",
-            verdicts=tuple(
-                v if v.kept or v.ordinal in session.left_out else v._replace(kept=True, rule="protected", detail=AGAIN)
-                for v in former.verdicts
-                if blocks is None or v.ordinal in blocks
-            ),
         )
         session.row, session.stored = replace(session.row, selection_id=selection.id), session.left_out
         return selection
@@ -375,12 +371,15 @@ class Planner:
         else:
             session.step += 1
 
-    def _evidence(self, found: Identified) -> tuple[Rule, ContextGraph, dict[int, Mark]]:
+    def _evidence(self, draft: Draft) -> tuple[Rule, ContextGraph, dict[int, Mark]]:
         """The rule that counts, what past observations say, and what a person said of single blocks; nothing unreadable
         is a reason to fail a request.
 
-        A branch that is not stored yet starts with what its parent knows of the blocks that both share.
+        A branch that is not stored yet starts with what its parent knows of the blocks that both share, and a block
+        that a compaction moved with the mark that it had.
         """
+        assert draft.found is not None
+        found = draft.found
         session, shared = found.parent or found.session, found.shared_ordinals
         try:
             rule, graph = load_evidence(self._archive.reader, session.row.id, self._rule, self._parameters)
@@ -389,7 +388,8 @@ class Planner:
             log.exception("graph.unreadable session=%s; selecting without it", session.row.name)
             return self._rule or default_rule(None), ContextGraph(), {}
         if found.parent is None:
-            return rule, graph, marks
+            moved = found.resent_blocks(draft.cut, draft.ordinals)
+            return rule, graph, {o: marks[former] for o, former in moved.items() if former in marks} | marks
         return rule, restricted(graph, shared), {o: mark for o, mark in marks.items() if o in shared}
 
     def _rewritten(

@@ -22,6 +22,7 @@ from graphstore.records import (
     MessageRow,
     NodeRow,
     ReplayRequest,
+    Resent,
     SelectionRow,
     SessionRow,
 )
@@ -242,6 +243,7 @@ class Recorder:
             blocks=tuple(blocks),
             replays=self._broken_off(row, found),
             forks=(Fork(snapshot.id, parent.row.id, found.shared_ordinals),) if parent and not orphan else (),
+            resent=tuple(Resent(snapshot.id, *pair) for pair in found.resent_blocks(cut, ordinals).items()),
             exchanges=(row,),
         )
 

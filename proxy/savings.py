@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.reader import Reader
-from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps
+from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps, lead_of
 from proxy.ledger import Entry, Totals, entries, price_of, total
 from proxy.settings import Settings
 
@@ -31,11 +31,12 @@ class Savings:
     """Sums over sessions, remembered while a session's exchanges stay as they are."""
 
     settings: Settings
-    _known: MutableMapping[int, tuple[ExchangesStamp, Parts]] = field(default_factory=dict)
+    _known: MutableMapping[int | None, tuple[ExchangesStamp, Parts]] = field(default_factory=dict)
 
-    def by_session(self, reader: Reader, only: int | None = None) -> dict[int, Parts]:
-        """Session id -> its parts; of one session alone where `only` names it. Without exchanges there are none."""
-        found: dict[int, Parts] = {}
+    def by_session(self, reader: Reader, only: int | None = None) -> dict[int | None, Parts]:
+        """Session id -> its parts; None: of the exchanges of no session. Of one session alone where `only` names it. A
+        session without exchanges has none."""
+        found: dict[int | None, Parts] = {}
         with reader.snapshot():
             stamps = exchanges_stamps(reader)
             for session, stamp in stamps.items() if only is None else [(only, stamps[only])] * (only in stamps):
@@ -45,9 +46,12 @@ class Savings:
                 found[session] = known[1]
         return found
 
-    def _parts(self, reader: Reader, session: int) -> Parts:
-        rows = reader.session_exchanges(session)
-        own = entries(rows, exchange_tokens(reader, rows), self.settings.prices, self.settings.idle_after)
+    def _parts(self, reader: Reader, id: int | None) -> Parts:
+        rows = reader.session_exchanges(id)
+        session = reader.load_session(id) if id is not None else None
+        lead = lead_of(reader, session, rows) if session is not None else []
+        tokens = exchange_tokens(reader, [*lead, *rows])
+        own = entries(rows, tokens, self.settings.prices, self.settings.idle_after, lead=lead)
         parts: dict[Share, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
         for row in rows:
             parts[_share(row)][0].append(row)
@@ -83,7 +87,7 @@ def sum_up(savings: Savings, reader: Reader, only: SessionRow | None = None) -> 
             for session in (reader.list_sessions() if only is None else [only])
         ],
         total=sum(days.values(), Totals()),
-        models_without_price=sorted(name for name in models if not price_of(name, savings.settings.prices)),
+        models_without_price=sorted(name for name in models if name and not price_of(name, savings.settings.prices)),
     )
 
 

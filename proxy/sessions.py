@@ -7,14 +7,14 @@ side); it decides nothing and sends nothing.
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal, Protocol
 
 from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
-from graphstore.records import Arm, BlockRow, ExchangeRow, NodeState, Outcome, SelectionRow, SessionRow
+from graphstore.records import Arm, ExchangeRow, Outcome, SelectionRow, SessionRow
 from proxy.cache_watch import CacheWatch
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
@@ -41,7 +41,7 @@ class SessionSource(Protocol):
     def sessions_through(self, node_ids: Sequence[int]) -> list[SessionRow]: ...
     def recent_sessions(self, scope: bytes, limit: int) -> list[SessionRow]: ...
     def load_path(self, head_node_id: int) -> list[tuple[int, bytes, int, bytes]]: ...
-    def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]: ...
+    def block_ordinals(self, session_id: int) -> dict[int, int]: ...
     def load_selection(self, selection_id: int) -> SelectionRow | None: ...
     def message_contents(self, ids: Sequence[int]) -> dict[int, bytes]: ...
 
@@ -152,6 +152,16 @@ class Identified:
     known: int  # leading messages that the archive already has at this position
     parent: Session | None = None  # a fork inherits what the graph knows of the shared part
     shared_ordinals: frozenset[int] = frozenset()  # ... which are these blocks
+    resent: Mapping[int, int] = field(default_factory=dict)  # node id -> ordinal that its message had elsewhere before
+
+    def resent_blocks(self, cut: Cut, ordinals: Sequence[int]) -> dict[int, int]:
+        """Ordinal -> that of the former block with the same messages, of blocks that a compaction moved."""
+        found = {}
+        for block, ordinal in zip(cut.blocks, ordinals, strict=False) if self.resent else ():
+            former = {self.resent.get(row_id(self.session.chain[i])) for i in block.messages}
+            if len(former) == 1 and (number := former.pop()) is not None:
+                found[ordinal] = number
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,9 +330,8 @@ class Registry:
         if row.head_node_id is not None:
             path = self._source.load_path(row.head_node_id)
             session.follow([digest for _, digest, _, _ in path], [digest for _, _, _, digest in path])
-        for block, _ in self._source.load_blocks(row.id):
-            session.next_ordinal = max(session.next_ordinal, block.ordinal + 1)
-            session.ordinals.update(dict.fromkeys(block.node_ids, block.ordinal))
+        session.ordinals = self._source.block_ordinals(row.id)
+        session.next_ordinal = max(session.ordinals.values(), default=-1) + 1
         if row.selection_id is not None and (selection := self._source.load_selection(row.selection_id)):
             session.left_out = session.stored = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
             named = max((v.ordinal for v in selection.verdicts), default=-1)
@@ -434,7 +443,7 @@ class Registry:
         return None
 
     def _moved(self, session: Session, incoming: Incoming, outcome: Outcome, *, known: int) -> Identified:
-        former = session.chain
+        former, spoken = session.chain, session.digests
         if session.chain and self._by_head.get(session.chain[-1]) == session.row.id:
             del self._by_head[session.chain[-1]]
         session.follow(incoming.chain, list(incoming.parsed.digests))
@@ -446,12 +455,14 @@ class Registry:
                     session.ordinals.setdefault(row_id(new), ordinal)
         if outcome == "undo" and session.left_out:  # what the client took back is new if it ever comes again
             session.left_out = session.left_out.intersection(session.standing())
+        resent: dict[int, int] = {}
         if outcome == "client compaction":
+            resent = _resent(session, former, spoken)
             session.left_out = frozenset()
             session.row = replace(session.row, selection_id=None)
         session.window = incoming.caller.window
         self._keep(session)
-        return Identified(session, outcome, known)
+        return Identified(session, outcome, known, resent=resent)
 
     def _fork(self, incoming: Incoming, match: _Match) -> Identified:
         """A branch: it shares the parent's beginning, and with it the provider's cache of what was sent for it."""
@@ -473,7 +484,7 @@ class Registry:
             tools_id=parent.row.tools_id,
             turns=user_runs(incoming.parsed.messages[: match.shared]),
         )
-        session.sent = None
+        session.sent = parent.sent
         return Identified(session, "fork", match.shared, parent, frozenset(session.ordinals.values()))
 
     def _start(self, incoming: Incoming) -> Identified:
@@ -543,6 +554,20 @@ def _is_another_agent(incoming: Incoming, row: SessionRow) -> bool:
         and row.tools_id != incoming.tools_id
         and row.instructions_id != incoming.instructions_id
     )
+
+
+def _resent(session: Session, chain: Sequence[bytes], digests: Sequence[bytes]) -> dict[int, int]:
+    """New node id -> former ordinal of the same message; of equal ones the latest first, for those are what is kept.
+
+    `chain` and `digests` are the history before.
+    """
+    places: dict[bytes, list[int]] = {}
+    for link, digest in zip(chain, digests, strict=True):
+        if (ordinal := session.ordinals.get(row_id(link))) is not None:
+            places.setdefault(digest, []).append(ordinal)
+    known = zip(reversed(session.chain), reversed(session.digests), strict=True)
+    found = {row_id(link): places[digest].pop() for link, digest in known if places.get(digest)}
+    return {node: ordinal for node, ordinal in found.items() if node not in session.ordinals}
 
 
 def user_runs(messages: Sequence[Message]) -> int:

@@ -4,13 +4,13 @@ Whoever marks is another process than the proxy, or another thread of it: SQLite
 other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from graphstore.records import Fork, Mark
+from graphstore.records import Fork, Mark, Resent
 from graphstore.store.engine import explained, writer_engine
 from graphstore.store.schema import marks
 
@@ -48,3 +48,12 @@ def inherit_marks(db: Connection, fork: Fork) -> None:
     shared = [dict(row) for row in db.execute(query).mappings() if row["ordinal"] in fork.ordinals]
     if shared:
         db.execute(insert(marks), [row | {"session_id": fork.session_id} for row in shared])
+
+
+def carry_marks(db: Connection, blocks: Iterable[Resent]) -> None:
+    """Give blocks the marks of those whose messages they hold; one that has a mark keeps it."""
+    for block in blocks:
+        place = (marks.c.session_id == block.session_id, marks.c.ordinal == block.former)
+        former = db.execute(select(marks).where(*place)).mappings().first()
+        if former is not None:
+            db.execute(upsert(marks).values(dict(former) | {"ordinal": block.ordinal}).on_conflict_do_nothing())

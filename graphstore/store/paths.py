@@ -1,13 +1,15 @@
 """Many histories at once: turns of a session mostly go on from one another, so the deepest walk holds the others."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import CTE, ColumnElement, Connection, Row, Select, select
 
-from graphstore.store.reader import among, path_to
 from graphstore.store.schema import messages, nodes
+
+LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,12 @@ class Path:
     def tokens(self) -> int:
         return self.walk.sums[self.length]
 
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, int) and self.walk.depth.get(node, self.length) < self.length
+
     def tokens_of(self, wanted: Iterable[int]) -> int:
         """Tokens of those of these nodes that stand in the history."""
-        depths = (self.walk.depth[node] for node in wanted if node in self.walk.depth)
-        return sum(self.walk.sums[d + 1] - self.walk.sums[d] for d in depths if d < self.length)
+        return sum(self.walk.tokens_at(self.walk.depth[node]) for node in wanted if node in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,24 @@ class Walk:
     nodes: list[int]
     depth: dict[int, int]  # node -> its place
     sums: list[int]  # tokens of the first so many messages, from 0 on
+
+    def tokens_at(self, place: int) -> int:
+        return self.sums[place + 1] - self.sums[place]
+
+
+def among(
+    db: Connection, query: Select[Any], column: ColumnElement[Any], wanted: Iterable[object]
+) -> Iterator[Row[Any]]:
+    """Rows whose column is one of the wanted values, asked for in pieces."""
+    values = list(dict.fromkeys(wanted))
+    for start in range(0, len(values), LOOKUP_MAX):
+        yield from db.execute(query.where(column.in_(values[start : start + LOOKUP_MAX])))
+
+
+def path_to(head_node_id: int | ColumnElement[int]) -> CTE:
+    """Recursive walk from a node to the beginning of its history."""
+    start = select(nodes).where(nodes.c.id == head_node_id).cte("path", recursive=True)
+    return start.union_all(select(nodes).join(start, nodes.c.id == start.c.parent_id))
 
 
 def load_paths(db: Connection, heads: Iterable[int]) -> dict[int, Path]:

@@ -5,23 +5,12 @@ another process while the writer works. All methods raise `ArchiveUnavailable` w
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    Connection,
-    Engine,
-    Row,
-    Select,
-    Table,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, Table, func, or_, select
 
 from graphstore.evidence import OF_MASS, Rule, StoredObservation, default_rule
 from graphstore.graph import ContextGraph
@@ -43,6 +32,7 @@ from graphstore.store import replays
 from graphstore.store.blobs import unpack
 from graphstore.store.engine import explained
 from graphstore.store.marks import load_marks
+from graphstore.store.paths import among, load_paths, path_to
 from graphstore.store.schema import (
     answers,
     block_nodes,
@@ -57,7 +47,6 @@ from graphstore.store.schema import (
 )
 
 NAMES_SHOWN = 8  # of an ambiguous reference: one line of a terminal
-LOOKUP_MAX = 500  # values in one IN list, well under SQLite's limit of variables
 
 
 class AmbiguousSession(LookupError):
@@ -210,12 +199,12 @@ class Reader:
             found = {row.id: unpack(row.codec, row.content) for row in among(db, query, nodes.c.id, node_ids)}
         return [found[node] for node in node_ids if node in found]
 
-    def load_blocks(self, session_id: int) -> list[tuple[BlockRow, NodeState]]:
-        """Blocks in order. `node_ids` are those on the session's present path; of a block that stands on it no longer
-        (the client went back before it), all that it ever had."""
+    def load_blocks(self, session_id: int, head_node_id: int | None = None) -> list[tuple[BlockRow, NodeState]]:
+        """Blocks in order. `node_ids` are those in the history that ends at this node (None: the session's present
+        one); of a block that does not stand there, those of the last request that it stood in."""
         query = select(blocks).where(blocks.c.session_id == session_id).order_by(blocks.c.ordinal)
         with self.snapshot() as db:
-            standing = _present_nodes(db, session_id)
+            standing = _standing_nodes(db, session_id, head_node_id)
             return [_block(row, standing.get(row.ordinal, ())) for row in db.execute(query)]
 
     def block_ordinals(self, session_id: int) -> dict[int, int]:
@@ -224,10 +213,20 @@ class Reader:
         with self.snapshot() as db:
             return {row.node_id: row.ordinal for row in db.execute(query)}
 
-    def block_tokens(self, session_id: int) -> dict[int, int]:
+    def block_messages(self, session_id: int) -> dict[int, dict[int, int]]:
+        """Ordinal -> message id by node id, of every place that the block stands or once stood at."""
+        query = select(block_nodes.c.ordinal, nodes.c.id, nodes.c.message_id)
+        query = query.join(nodes, nodes.c.id == block_nodes.c.node_id).where(block_nodes.c.session_id == session_id)
+        found: dict[int, dict[int, int]] = {}
+        with self.snapshot() as db:
+            for ordinal, node, message in db.execute(query.order_by(nodes.c.depth, nodes.c.id)):
+                found.setdefault(ordinal, {})[node] = message
+        return found
+
+    def block_tokens(self, session_id: int, head_node_id: int | None = None) -> dict[int, int]:
         """Ordinal -> tokens of the messages that `load_blocks` names."""
         with self.snapshot() as db:
-            standing = _present_nodes(db, session_id)
+            standing = _standing_nodes(db, session_id, head_node_id)
             query = select(nodes.c.id, messages.c.tokens).join(messages, messages.c.id == nodes.c.message_id)
             ids = (node for nodes_of_block in standing.values() for node in nodes_of_block)
             tokens = dict(tuple(row) for row in among(db, query, nodes.c.id, ids))
@@ -300,7 +299,8 @@ class Reader:
 
     # -- exchanges and decisions --------------------------------------------------------------------------------
 
-    def session_exchanges(self, session_id: int) -> list[ExchangeRow]:
+    def session_exchanges(self, session_id: int | None) -> list[ExchangeRow]:
+        """In order. None: those that belong to no session."""
         query = select(exchanges).where(exchanges.c.session_id == session_id).order_by(exchanges.c.id)
         with self.snapshot() as db:
             return [_exchange(row) for row in db.execute(query)]
@@ -379,37 +379,32 @@ def _next_id(db: Connection, table: Table) -> int:
     return int(db.scalar(select(func.coalesce(func.max(table.c.id), 0))) or 0) + 1
 
 
-def among(
-    db: Connection, query: Select[Any], column: ColumnElement[Any], wanted: Iterable[object]
-) -> Iterator[Row[Any]]:
-    """Rows whose column is one of the wanted values, asked for in pieces."""
-    values = list(dict.fromkeys(wanted))
-    for start in range(0, len(values), LOOKUP_MAX):
-        yield from db.execute(query.where(column.in_(values[start : start + LOOKUP_MAX])))
+def _standing_nodes(db: Connection, session_id: int, head_node_id: int | None) -> dict[int, tuple[int, ...]]:
+    """Ordinal -> node ids in order of depth: those on the path to this node, else those of the last request that the
+    block stood in."""
+    query = select(block_nodes.c.ordinal, nodes.c.id).join(nodes, nodes.c.id == block_nodes.c.node_id)
+    query = query.where(block_nodes.c.session_id == session_id).order_by(nodes.c.depth, nodes.c.id)
+    members: dict[int, list[int]] = {}
+    for ordinal, node in db.execute(query):
+        members.setdefault(ordinal, []).append(node)
+    head = head_node_id or db.scalar(select(sessions.c.head_node_id).where(sessions.c.id == session_id))
+    found = _stand(members, frozenset(db.scalars(select(path_to(head).c.id))) if head is not None else ())
+    if len(found) < len(members):
+        e = exchanges.c
+        of_session = select(e.head_node_id).where(e.session_id == session_id, e.head_node_id.is_not(None))
+        heads = list(db.scalars(of_session.group_by(e.head_node_id).order_by(func.max(e.id).desc())))
+        paths = load_paths(db, heads)
+        for path in filter(None, map(paths.get, heads)):
+            if len(found) == len(members):
+                break
+            found |= _stand({ordinal: n for ordinal, n in members.items() if ordinal not in found}, path)
+    return {ordinal: found.get(ordinal) or tuple(all_) for ordinal, all_ in members.items()}
 
 
-def path_to(head_node_id: int | ColumnElement[int]) -> CTE:
-    """Recursive walk from a node to the beginning of its history."""
-    start = select(nodes).where(nodes.c.id == head_node_id).cte("path", recursive=True)
-    return start.union_all(select(nodes).join(start, nodes.c.id == start.c.parent_id))
-
-
-def _present_nodes(db: Connection, session_id: int) -> dict[int, tuple[int, ...]]:
-    """Ordinal -> node ids in order of depth: those on the session's path, else all of the block."""
-    head = select(sessions.c.head_node_id).where(sessions.c.id == session_id).scalar_subquery()
-    path = path_to(head)
-    query = (
-        select(block_nodes.c.ordinal, nodes.c.id, path.c.id.is_not(None))
-        .join(nodes, nodes.c.id == block_nodes.c.node_id)
-        .outerjoin(path, path.c.id == nodes.c.id)
-        .where(block_nodes.c.session_id == session_id)
-        .order_by(nodes.c.depth, nodes.c.id)
-    )
-    standing: dict[int, list[int]] = {}
-    former: dict[int, list[int]] = {}
-    for ordinal, node, stands in db.execute(query):
-        (standing if stands else former).setdefault(ordinal, []).append(node)
-    return {ordinal: tuple(members) for ordinal, members in (former | standing).items()}
+def _stand(members: Mapping[int, Sequence[int]], path: Container[int]) -> dict[int, tuple[int, ...]]:
+    """Of the blocks that stand on a path, the nodes that do."""
+    standing = ((ordinal, tuple(node for node in nodes if node in path)) for ordinal, nodes in members.items())
+    return {ordinal: nodes for ordinal, nodes in standing if nodes}
 
 
 def _session(row: Row[Any]) -> SessionRow:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
-from graphstore.store.paths import load_paths
+from graphstore.store.paths import among, load_paths
 from graphstore.store.reader import Reader
 from graphstore.store.schema import (
     block_nodes,
@@ -20,7 +20,10 @@ from graphstore.store.schema import (
     observations,
     selection_blocks,
     selections,
+    sessions,
 )
+
+BESIDE = ("side", "opaque")  # outcomes of requests that move no session
 
 
 class UnknownSession(LookupError):
@@ -29,13 +32,22 @@ class UnknownSession(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """One session with sums over its exchanges; token figures are the provider's."""
+    """One session with sums over its exchanges; token figures are the provider's.
+
+    `latest`: the newest that moved the session, of any where none did. `running_since`: when the newest began that has
+    not ended, as far as the archive knows.
+    """
 
     session: SessionRow
     exchanges: int
     input_tokens: int | None
     cached_tokens: int | None
-    blocks_left_out: int  # in the latest exchange
+    latest: ExchangeRow | None
+    running_since: float | None
+
+    @property
+    def blocks_left_out(self) -> int:
+        return self.latest.blocks_left_out if self.latest is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +59,33 @@ class Tokens:
 
 
 class ExchangesStamp(NamedTuple):
-    """Changes with every exchange of a session that begins or ends."""
+    """Changes with every exchange that begins or ends: of a session, and of a branch's parent before it branched."""
 
     exchanges: int
     latest: int
     ended: float  # sum of the times at which they ended
+    led: float  # the same sum over the parent's
 
 
-def exchanges_stamps(reader: Reader) -> dict[int, ExchangesStamp]:
-    """Session id -> stamp."""
-    e = exchanges.c
+def exchanges_stamps(reader: Reader) -> dict[int | None, ExchangesStamp]:
+    """Session id -> stamp. None: of the exchanges that belong to no session."""
+    e, s = exchanges.c, sessions.c
     query = select(e.session_id, func.count(), func.max(e.id), func.total(e.ended_at)).group_by(e.session_id)
+    first = select(e.session_id, func.min(e.id).label("id")).group_by(e.session_id).subquery().c
+    of_parent = and_(e.session_id == s.parent_id, e.id < first.id)
+    leads = select(s.id, func.total(e.ended_at)).join(first.session_id.table, first.session_id == s.id)
+    leads = leads.join(exchanges, of_parent).where(s.fork_depth.is_not(None)).group_by(s.id)
     with reader.snapshot() as db:
-        return {row[0]: ExchangesStamp(*row[1:]) for row in db.execute(query.where(e.session_id.is_not(None)))}
+        led = dict(tuple(row) for row in db.execute(leads))
+        rows = db.execute(query).all()
+    return {session: ExchangesStamp(n, latest, ended, led.get(session, 0.0)) for session, n, latest, ended in rows}
+
+
+def lead_of(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow]) -> list[ExchangeRow]:
+    """What the parent of a branch had sent before these, which are the branch's own; nothing of any other session."""
+    if session.parent_id is None or session.fork_depth is None or not exchanges:
+        return []
+    return [row for row in reader.session_exchanges(session.parent_id) if row.id < exchanges[0].id]
 
 
 def recent_exchanges(reader: Reader, limit: int) -> list[tuple[SessionRow, list[ExchangeRow]]]:
@@ -70,8 +96,8 @@ def recent_exchanges(reader: Reader, limit: int) -> list[tuple[SessionRow, list[
     with reader.snapshot() as db:
         for row in db.execute(query):
             found.setdefault(row.session_id, []).append(ExchangeRow(**row._mapping))
-    sessions = {session.id: session for session in reader.list_sessions()}
-    return [(sessions[id], rows[::-1]) for id, rows in found.items() if id in sessions]
+    known = {session.id: session for session in reader.list_sessions()}
+    return [(known[id], rows[::-1]) for id, rows in found.items() if id in known]
 
 
 class TurnOpening(NamedTuple):
@@ -110,17 +136,17 @@ def latest_answer(reader: Reader, session: SessionRow) -> list[bytes]:
 def summaries(reader: Reader) -> list[SessionSummary]:
     """All sessions, the most recently active first."""
     e = exchanges.c
-    query = select(
-        e.session_id, func.count(), func.sum(e.input_tokens), func.sum(e.cached_tokens), func.max(e.id)
-    ).group_by(e.session_id)
+    latest = func.coalesce(func.max(case((e.outcome.not_in(BESIDE), e.id))), func.max(e.id)).label("latest")
+    running = func.max(case((e.ending == "running", e.started_at)))
+    query = select(e.session_id, func.count(), func.sum(e.input_tokens), func.sum(e.cached_tokens), latest, running)
     with reader.snapshot() as db:
-        sums = {row[0]: row for row in db.execute(query)}
-        latest = select(e.session_id, e.blocks_left_out).where(e.id.in_([row[4] for row in sums.values()]))
-        left_out = dict(tuple(row) for row in db.execute(latest))
+        sums = {row[0]: row for row in db.execute(query.group_by(e.session_id))}
+        rows = among(db, select(exchanges), e.id, (row.latest for row in sums.values()))
+        last = {row.id: ExchangeRow(**row._mapping) for row in rows}
     found = []
     for session in reader.list_sessions():
-        _, count, given, cached, _ = sums.get(session.id, (session.id, 0, None, None, None))
-        found.append(SessionSummary(session, count, given, cached, left_out.get(session.id, 0)))
+        _, count, given, cached, newest, since = sums.get(session.id, (session.id, 0, None, None, None, None))
+        found.append(SessionSummary(session, count, given, cached, last.get(newest), since))
     return found
 
 
@@ -139,7 +165,7 @@ def selection_before(reader: Reader, selection: SelectionRow) -> SelectionRow | 
     None: that request was sent in full.
     """
     c = exchanges.c
-    own = and_(c.id < selection.exchange_id, c.outcome.not_in(("side", "opaque")))
+    own = and_(c.id < selection.exchange_id, c.outcome.not_in(BESIDE))
     session = reader.load_session(selection.session_id)
     while session is not None:
         query = select(c.selection_id, c.fell_back).where(own, c.session_id == session.id).order_by(c.id.desc())
@@ -164,6 +190,30 @@ def left_out_of(reader: Reader, exchange: ExchangeRow) -> frozenset[int]:
         return frozenset()
     selection = reader.load_selection(exchange.selection_id)
     return frozenset(v.ordinal for v in selection.verdicts if not v.kept) if selection is not None else frozenset()
+
+
+class BlockVersion(NamedTuple):
+    """What a block said, message by message, and the turns of the requests in which it said so."""
+
+    messages: tuple[int, ...]
+    turns: tuple[int, ...]
+
+
+def block_versions(reader: Reader, session_id: int, ordinal: int) -> list[BlockVersion]:
+    """The latest first. One that was only the beginning of another is none of its own."""
+    places = reader.block_messages(session_id).get(ordinal, {})
+    rows = [row for row in reader.session_exchanges(session_id) if row.outcome not in BESIDE]
+    with reader.snapshot() as db:
+        paths = load_paths(db, (row.head_node_id for row in rows if row.head_node_id is not None))
+    found: dict[tuple[int, ...], set[int]] = {}
+    for row in reversed(rows):
+        if (path := paths.get(row.head_node_id or 0)) is None:
+            continue
+        messages = tuple(message for node, message in places.items() if node in path)
+        whole = next((known for known in found if known[: len(messages)] == messages), messages)
+        if messages:
+            found.setdefault(whole, set()).add(row.turn)
+    return [BlockVersion(messages, tuple(sorted(turns))) for messages, turns in found.items()]
 
 
 class Reading(NamedTuple):
@@ -197,6 +247,15 @@ def failed_exchanges(reader: Reader, limit: int, *, running_since: float) -> lis
     query = select(exchanges).where(wrong, c.ending != "client gone").order_by(c.id.desc()).limit(limit)
     with reader.snapshot() as db:
         return [ExchangeRow(**row._mapping) for row in db.execute(query)]
+
+
+def last_answered(reader: Reader) -> ExchangeRow | None:
+    """The newest exchange of all that ended by the upstream's doing: it does not run, and no client left."""
+    c = exchanges.c
+    query = select(exchanges).where(c.ending.not_in(("running", "client gone"))).order_by(c.id.desc()).limit(1)
+    with reader.snapshot() as db:
+        row = db.execute(query).first()
+        return ExchangeRow(**row._mapping) if row is not None else None
 
 
 def exchange_tokens(reader: Reader, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:

@@ -36,6 +36,7 @@ from graphstore.store import schema
 from graphstore.store.blobs import pack, pack_redacted
 from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable, Kind, explain, pragma
 from graphstore.store.forget import Forget, Forgotten, forget_sessions
+from graphstore.store.marks import carry_marks
 from graphstore.store.replays import inherit, queue_replays
 
 log = logging.getLogger(__name__)
@@ -432,6 +433,7 @@ class _Transaction:
         self._blocks(batch.blocks)
         for fork in batch.forks:
             inherit(self.connection, fork)
+        carry_marks(self.connection, batch.resent)
         self._many(_REPLACE_EXCHANGE, (_values(row, ExchangeRow.__slots__) for row in _latest(batch.exchanges)))
         self._many(_ADD_ANSWER, (_values(row, AnswerRow.__slots__) for row in batch.answers))
         self._selections(batch.selections)

@@ -54,12 +54,12 @@ def as_lines(shown: SessionMap, width: int, *, colour: bool) -> list[str]:
 
 
 def _length(segments: Sequence[Segment]) -> int:
-    return sum(max(1, segment.block.tokens) for segment in segments)
+    return sum(max(1, segment.tokens) for segment in segments)
 
 
 def _cells(segments: Sequence[Segment], tokens: float) -> list[Segment]:
     """For each cell of so many tokens the block in it that attention went to most; every row has one cell at least."""
-    ends = list(accumulate(max(1, segment.block.tokens) for segment in segments))
+    ends = list(accumulate(max(1, segment.tokens) for segment in segments))
     cells = max(1, round(ends[-1] / tokens)) if ends else 0
     spans = ((bisect_right(ends, i * tokens), bisect_left(ends, (i + 1) * tokens)) for i in range(cells))
     within = (segments[min(first, len(ends) - 1) : last + 1] for first, last in spans)
@@ -91,7 +91,7 @@ def as_svg(shown: SessionMap, title: str) -> str:
         parts.append(f'<text x="4" y="{y + BAND - 4}">turn {row.turn}</text>')
         x = float(LEFT)
         for segment in whole:
-            width = max(1, segment.block.tokens) * scale
+            width = max(1, segment.tokens) * scale
             parts.append(_block(segment, x, y, width, most))
             x += width
         y += BAND + STRIP + GAP
@@ -112,7 +112,7 @@ def _block(segment: Segment, x: float, y: int, width: float, most: float) -> str
     seen = "not observed" if segment.density is None else f"density {segment.density:.3g}"
     sent = "sent" if segment.is_sent else "left out"
     block = segment.block
-    said = f"block {block.ordinal}, {block.kind}, {number(block.tokens)} tokens, {seen}, {sent}: {block.label}"
+    said = f"block {block.ordinal}, {block.kind}, {number(segment.tokens)} tokens, {seen}, {sent}: {block.label}"
     place = f'x="{x:.2f}" width="{width:.2f}"'
     marked = ' class="marked"' if block.is_outlined else ""
     return (

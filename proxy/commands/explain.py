@@ -18,7 +18,7 @@ from graphstore.store.report import find_session, latest_selection
 from proxy.commands.attention import attention_state, signals
 from proxy.commands.text import number, plain, score, table
 from proxy.commands.words import why
-from proxy.dry_run import dry_run, graph_of, rule_of_selection, selector_of
+from proxy.dry_run import blocks_of, dry_run, graph_of, present_blocks, rule_of_selection, selector_of
 from proxy.errors import RecapError
 from proxy.settings import Settings
 
@@ -29,6 +29,12 @@ SELECTORS_SAY: dict[SelectorName, str] = {
     "user-messages": "your messages alone",
     "clear-tool-results": "everything but old tool calls with their results",
     "full": "everything",
+}
+OUTCOMES = {
+    "sent": "it would be sent: {}",
+    "weighed": "mode auto: {}, it would be sent if it pays, which is weighed when the request comes",
+    "recorded": "mode off: it would be recorded and not sent ({})",
+    "nothing": "nothing would be left out: {}; this is what a selection would be",
 }
 SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
 LEGEND = {
@@ -55,10 +61,12 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
         latest = None if arguments.query is not None else _made(reader, session, arguments.turn)
-        blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
         if latest is None:
-            selection, graph = dry_run(reader, session, settings, arguments.query or "", blocks)
+            blocks, tokens = present_blocks(reader, session)
+            tried = dry_run(reader, session, settings, arguments.query or "", blocks)
+            selection, graph = tried.selection, tried.graph
         else:
+            blocks, tokens = blocks_of(reader, latest)
             selection, graph = latest, graph_of(reader, latest, settings)
         if latest is not None:
             state = "" if latest.applied else " (mode off: recorded, not sent)"
@@ -67,7 +75,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             print(f"{session.name}: what would be kept now for {arguments.query!r}")
         else:
             print(f"{session.name}: nothing selected yet; what would be kept now, whatever the request (--query TEXT)")
-        _print(reader, session, settings, selection, graph, blocks)
+        if latest is None and selection.verdicts:
+            print(OUTCOMES[tried.outcome].format(tried.reason))
+        _print(reader, session, settings, selection, graph, blocks, tokens)
     return 0
 
 
@@ -89,6 +99,7 @@ def _print(
     selection: SelectionRow,
     graph: ContextGraph,
     blocks: dict[int, BlockRow],
+    tokens: dict[int, int],
 ) -> None:
     if not selection.verdicts:
         print("no history yet: there is nothing to choose from")
@@ -108,7 +119,7 @@ def _print(
         f"rule {rule}: score = {signals(rule)} + {weights['lam']:g} z(words) + {weights['eps']:g} explore, less "
         f"{weights['kappa']:g} if stale (z: standard deviations from the blocks' mean)"
     )
-    _print_blocks(reader.block_tokens(session.id), rule, selection, graph, blocks)
+    _print_blocks(tokens, rule, selection, graph, blocks)
 
 
 def _print_blocks(

@@ -8,7 +8,7 @@ from graphstore.store.archive import open_reader
 from graphstore.store.report import find_session
 from proxy.commands.text import plain, short
 from proxy.errors import RecapError
-from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
+from proxy.marking import ProtectedBlock, UnknownBlock, mark_block, unheeded
 from proxy.settings import Settings
 
 MARKS: dict[str, Mark | None] = {"pin": "pin", "mute": "mute", "unpin": None}
@@ -22,6 +22,7 @@ SAYS = {
     "mute": "is left out from the next cold boundary on",
     "unpin": "counts by its score again from the next cold boundary on",
 }
+NOTED = {"pin": "is pinned", "mute": "is muted", "unpin": "has no mark any more"}
 LABEL_CHARS = 60
 
 
@@ -42,12 +43,12 @@ class MarkCommand:
         with open_reader(settings.db) as reader:
             session = find_session(reader, arguments.session)
             try:
-                block = mark_block(reader, settings.db, session, arguments.block, mark, clock=time.time)
+                block = mark_block(reader, settings, session, arguments.block, mark, clock=time.time)
             except (UnknownBlock, ProtectedBlock) as error:
                 raise RecapError(plain(str(error))) from error
-        print(
-            f"block {block.ordinal} of {session.name} {SAYS[self.__name__]}: {short(plain(block.label), LABEL_CHARS)}"
-        )
+        name, why = self.__name__, unheeded(settings, session)
+        becomes = SAYS[name] if why is None else f"{NOTED[name]}, without effect for now: {plain(why)}"
+        print(f"block {block.ordinal} of {session.name} {becomes}: {short(plain(block.label), LABEL_CHARS)}")
         return 0
 
 

@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         session = find_session(reader, arguments.session)
         picture = as_svg(session_map(reader, session.id), f"{session.name} {session.title}".strip())
+    picture = picture.encode("ascii", "xmlcharrefreplace").decode()  # the same bytes in every encoding of a terminal
     if arguments.output is None:
         sys.stdout.write(picture)
         return 0

@@ -17,6 +17,7 @@ from proxy.commands.attention import attention_state, replay_line
 from proxy.commands.drawing import SENT, SHADES, UNSEEN, as_lines
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
+from proxy.dry_run import blocks_of
 from proxy.holdout import HELD_OUT
 from proxy.ledger import provider_tokens_per_ours
 from proxy.settings import Settings
@@ -150,8 +151,7 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
             verb = "left out" if selection.applied else "would have left out"
             print(f"  {verb} {count(len(left), 'block')}; --turn {selection.turn} lists every one")
         return
-    tokens = reader.block_tokens(selection.session_id)
-    labels = {block.ordinal: block for block, _ in reader.load_blocks(selection.session_id)}
+    labels, tokens = blocks_of(reader, selection)
     rows = [
         (
             "kept" if v.kept else "left out",

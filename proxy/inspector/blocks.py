@@ -1,15 +1,17 @@
 """One block in full: what it says, where it was sent, what attention it got, what it hangs together with."""
 
+from collections.abc import Iterable
+
 from graphstore.records import BlockRow, SessionRow
 from graphstore.store.reader import Reader, load_evidence
-from graphstore.store.report import block_readings, latest_selection
+from graphstore.store.report import block_readings, block_versions, latest_selection
 from graphstore.store.session_map import turns_of
 from proxy.conversations import parameters_of, rule_of
 from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect
 from proxy.inspector.maps import runs
 from proxy.inspector.sessions import Value, View
-from proxy.marking import find_block, protection
+from proxy.marking import find_block, protected_blocks, unheeded
 
 
 def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
@@ -32,7 +34,8 @@ def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
         "chars": block.cost,
         "tokens": reader.block_tokens(session.id).get(ordinal),
         "mark": reader.marks(session.id).get(ordinal),
-        "protected": protection(block, latest),
+        "protected": protected_blocks(reader, view.settings, session, blocks).get(ordinal),
+        "unheeded": unheeded(view.settings, session),
         "verdict": {"kept": verdict.kept, "rule": verdict.rule, "detail": verdict.detail} if verdict else None,
         "u": node.u if node is not None and node.observed else None,
         "stale": bool(node is not None and node.stale),
@@ -44,7 +47,8 @@ def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
             "left_out": runs(row.turn for row in rows if ordinal in row.left_out),
         },
         "importance": [reading._asdict() for reading in block_readings(reader, session.id, ordinal)],
-        "messages": _messages(reader, session, block),
+        "messages": _messages(session, reader.node_contents(block.node_ids)),
+        "earlier": _earlier(reader, session, ordinal),
     }
 
 
@@ -58,7 +62,17 @@ def readable(dialect: Dialect, raw: bytes) -> str:
     return "\n".join(part for part in (dialect.message_text(raw), dialect.call_text(raw)) if part)
 
 
-def _messages(reader: Reader, session: SessionRow, block: BlockRow) -> list[Value]:
+def _earlier(reader: Reader, session: SessionRow, ordinal: int) -> list[Value]:
+    """What it said before the client pruned or amended it, the latest version first."""
+    versions = block_versions(reader, session.id, ordinal)[1:]
+    contents = reader.message_contents(i for version in versions for i in version.messages)
+    return [
+        {"turns": runs(version.turns), "messages": _messages(session, [contents[i] for i in version.messages])}
+        for version in versions
+    ]
+
+
+def _messages(session: SessionRow, contents: Iterable[bytes]) -> list[Value]:
     """As they were sent (raw), and what of that is text or a call."""
     dialect = stored_dialect(session.dialect)
     return [
@@ -67,5 +81,5 @@ def _messages(reader: Reader, session: SessionRow, block: BlockRow) -> list[Valu
             "text": readable(dialect, raw),
             "raw": raw.decode("utf-8", "replace"),
         }
-        for raw in reader.node_contents(block.node_ids)
+        for raw in contents
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
-from graphstore.store.report import failed_exchanges
+from graphstore.store.report import failed_exchanges, last_answered
 from proxy.commands.text import count, number
 from proxy.inspector.sessions import Value, View
 from proxy.settings import Settings
@@ -64,9 +64,9 @@ def _retention(settings: Settings) -> str:
 
 
 def _of_the_last(reader: Reader) -> str | None:
-    """Why the latest request got no answer from the upstream; None when it got one."""
-    last = reader.last_exchange()
-    if last is None or last.ending == "running" or (last.status is not None and last.status < 500):
+    """Why the latest request that waited for its answer got none from the upstream; None when it got one."""
+    last = last_answered(reader)
+    if last is None or (last.status is not None and last.status < 500):
         return None
     problem, remedy = _explained(last)
     return f"{problem}; {remedy}"

@@ -36,6 +36,7 @@ def show_map(view: View, session: SessionRow) -> Value:
                 "reason": row.reason,
                 "blocks": runs(row.blocks),
                 "left_out": runs(sorted(row.left_out.intersection(row.blocks))),
+                "sizes": [runs(sorted(row.sizes)), [row.sizes[ordinal] for ordinal in sorted(row.sizes)]],
                 "density": [runs(row.density), [round(value, PLACES) for value in row.density.values()]],
             }
             for row in shown.rows

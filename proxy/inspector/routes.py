@@ -5,6 +5,7 @@ Views read the archive in threads of their own, so that a long look takes none f
 
 import asyncio
 import hashlib
+import json
 import logging
 import secrets
 import threading
@@ -40,7 +41,7 @@ from proxy.inspector.maps import show_graph, show_map
 from proxy.inspector.search import search_text
 from proxy.inspector.sessions import SESSIONS_MAX, Value, View, list_sessions, show_session
 from proxy.inspector.turns import UnknownTurn, show_turn, show_what_if
-from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
+from proxy.marking import ProtectedBlock, UnknownBlock, mark_block, unheeded
 from proxy.metrics import MEDIA_TYPE, Meters, of_archive, without_archive
 from proxy.savings import Savings, as_json, sum_up
 from proxy.settings import Settings
@@ -211,14 +212,14 @@ class Inspector:
 
     async def _what_if(self, request: Request) -> Response:
         return await self._answer_to(
-            request, WhatIfRequest, lambda view, given: show_what_if(view, _session(view, request), given.query)
+            request, WhatIfRequest, lambda view, given: show_what_if(view, _session(view, request), _whole(given.query))
         )
 
     async def _mark(self, request: Request) -> Response:
         def mark(view: View, given: MarkRequest) -> Value:
-            block = _part(request, "block")
-            mark_block(view.reader, self._settings.db, _session(view, request), block, given.mark, clock=self._clock)
-            return {"ordinal": block, "mark": given.mark}
+            session, block = _session(view, request), _part(request, "block")
+            mark_block(view.reader, self._settings, session, block, given.mark, clock=self._clock)
+            return {"ordinal": block, "mark": given.mark, "unheeded": unheeded(self._settings, session)}
 
         return await self._answer_to(request, MarkRequest, mark)
 
@@ -322,9 +323,14 @@ async def _body(request: Request, wanted: type[T]) -> T:
     except TimeoutError as error:
         raise BadRequest(f"The body did not arrive within {BODY_S} seconds.") from error
     try:
-        return msgspec.json.decode(bytes(raw), type=wanted)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return msgspec.convert(json.loads(raw), type=wanted)  # unlike msgspec it reads half a surrogate pair
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not understood: {error}.") from error
+
+
+def _whole(text: str) -> str:
+    """A browser's text may hold half a surrogate pair, which no answer can: U+FFFD in its place."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _json(value: Value) -> Response:

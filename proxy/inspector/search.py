@@ -1,4 +1,7 @@
-"""Where in the archived sessions a text stands. Reads every message, the newest session first, for so long."""
+"""Where in the archived sessions a text stands, or stood before the client pruned or amended it.
+
+Reads every message, the newest session first, for so long.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -23,13 +26,16 @@ def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) 
     sessions = reader.list_sessions() if needle else []
     for position, session in enumerate(sessions):
         dialect = stored_dialect(session.dialect)
+        places = reader.block_messages(session.id)
         for block, _ in reversed(reader.load_blocks(session.id)):
             if len(found) >= FOUND_MAX or monotonic() > deadline:
                 return {"found": found, "complete": False, "sessions_read": position, "sessions": len(sessions)}
-            fresh = [node for node in block.node_ids if node not in seen]
-            seen.update(fresh)
-            for raw in reader.node_contents(fresh):
-                text = readable(dialect, raw)
+            members = places.get(block.ordinal, {})
+            fresh = dict.fromkeys(message for node, message in members.items() if node not in seen)
+            seen.update(members)
+            contents = reader.message_contents(fresh)
+            for message in fresh:
+                text = readable(dialect, contents[message])
                 if (place := _find(text, needle)) is not None:
                     found.append(
                         {

@@ -8,7 +8,7 @@ from pathlib import Path
 from graphstore.records import ExchangeRow, JobRow, ReplayRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
-from graphstore.store.report import SessionSummary, Tokens, exchange_tokens, summaries
+from graphstore.store.report import BESIDE, SessionSummary, Tokens, exchange_tokens, summaries
 from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
@@ -43,14 +43,10 @@ def list_sessions(view: View, *, side: bool, limit: int) -> Value:
     found = [row for row in summaries(view.reader) if side or row.session.kind == "agent"]
     shown = found[: min(limit, SESSIONS_MAX)]
     names = {row.session.id: row.session.name for row in found}
-    last = {row.session.id: exchange for row in shown if (exchange := view.reader.last_exchange(row.session.id))}
-    tokens = _sizes(view, list(last.values()))
+    tokens = _sizes(view, [row.latest for row in shown if row.latest is not None])
     return {
         "total": len(found),
-        "sessions": [
-            _summary(view, row, last.get(row.session.id), tokens, names.get(row.session.parent_id or 0))
-            for row in shown
-        ],
+        "sessions": [_summary(view, row, tokens, names.get(row.session.parent_id or 0)) for row in shown],
     }
 
 
@@ -63,22 +59,22 @@ def show_session(view: View, session: SessionRow) -> Value:
         exchanges=len(exchanges),
         input_tokens=_sum(row.input_tokens for row in exchanges),
         cached_tokens=_sum(row.cached_tokens for row in exchanges),
-        blocks_left_out=exchanges[-1].blocks_left_out if exchanges else 0,
+        latest=own_of(exchanges)[-1] if exchanges else None,
+        running_since=max((row.started_at for row in exchanges if row.ending == "running"), default=None),
     )
     parent = view.reader.load_session(session.parent_id) if session.parent_id is not None else None
     jobs = {job.turn: job for job in view.reader.load_jobs(session.id)}
     replays = {replay.turn: replay for replay in view.reader.load_replays(session.id)}
     fall = cache_fall(exchanges)
     return {
-        "session": _summary(
-            view, summary, exchanges[-1] if exchanges else None, tokens, parent.name if parent else None
-        )
+        "session": _summary(view, summary, tokens, parent.name if parent else None)
         | {
             "created_at": session.created_at,
             "client_id": session.client_id,
             "attention": attention_state(view.reader, session.id, view.settings),
             "cache_fall": str(fall) if fall else None,
             "reasoning_removed": sum(row.transformations for row in exchanges),
+            "marks": [{"ordinal": o, "mark": mark} for o, mark in sorted(view.reader.marks(session.id).items())],
         },
         "turns": _turns(view, session, exchanges, tokens, jobs, replays),
     }
@@ -96,8 +92,8 @@ def _sizes(view: View, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
 
 
 def own_of(rows: list[ExchangeRow]) -> list[ExchangeRow]:
-    """Those of a turn's requests that moved the session; all of them where none did."""
-    return [row for row in rows if row.outcome not in ("side", "opaque")] or rows
+    """Those of some requests that moved the session; all of them where none did."""
+    return [row for row in rows if row.outcome not in BESIDE] or rows
 
 
 def asked_in(view: View, session: SessionRow, rows: Sequence[ExchangeRow]) -> dict[int, str]:
@@ -159,11 +155,9 @@ def _turns(
     return found
 
 
-def _summary(
-    view: View, row: SessionSummary, last: ExchangeRow | None, tokens: Mapping[int, Tokens], parent: str | None
-) -> Value:
+def _summary(view: View, row: SessionSummary, tokens: Mapping[int, Tokens], parent: str | None) -> Value:
     session = row.session
-    latest = tokens[last.id] if last is not None else Tokens(0, 0)
+    latest = tokens[row.latest.id] if row.latest is not None else Tokens(0, 0)
     return {
         "name": session.name,
         "title": session.title,
@@ -178,7 +172,7 @@ def _summary(
         "last_active_at": session.last_active_at,
         "state": state_of(view.settings, session),
         "state_reason": HELD_OUT if session.arm == "held out" else session.state_reason,
-        "cache": _cache(view, session, last),
+        "cache": _cache(view, row),
         "cold_at": session.last_active_at + view.settings.idle_after,
         "tokens_full": latest.full,
         "tokens_sent": latest.sent,
@@ -197,11 +191,11 @@ def state_of(settings: Settings, session: SessionRow) -> str:
     return "observe" if settings.mode == "off" else "normal"
 
 
-def _cache(view: View, session: SessionRow, last: ExchangeRow | None) -> str:
+def _cache(view: View, row: SessionSummary) -> str:
     """What is believed of the provider's cache: `running` while a request is under way, then `warm` until cold_at."""
-    if last is not None and is_running(view, last):
+    if row.running_since is not None and row.running_since >= view.started_at:
         return "running"
-    return "warm" if view.now < session.last_active_at + view.settings.idle_after else "cold"
+    return "warm" if view.now < row.session.last_active_at + view.settings.idle_after else "cold"
 
 
 def is_running(view: View, row: ExchangeRow) -> bool:

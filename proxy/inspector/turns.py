@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
-from proxy.dry_run import dry_run, graph_of
+from proxy.dry_run import blocks_of, dry_run, graph_of, present_blocks
 from proxy.inspector.selections import show_selection
 from proxy.inspector.sessions import Value, View, asked_in, ending_of, is_running, own_of
 
@@ -51,15 +51,16 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
 
 def show_what_if(view: View, session: SessionRow, query: str) -> Value:
     """What would be kept if this request came now, beside what is sent at present."""
-    blocks = {block.ordinal: block for block, _ in view.reader.load_blocks(session.id)}
-    made, graph = dry_run(view.reader, session, view.settings, query, blocks)
+    blocks, tokens = present_blocks(view.reader, session)
+    tried = dry_run(view.reader, session, view.settings, query, blocks)
     present = view.reader.load_selection(session.selection_id) if session.selection_id is not None else None
-    tokens = view.reader.block_tokens(session.id)
     return {
         "session": session.name,
         "query": query,
+        "outcome": tried.outcome,
+        "reason": tried.reason,
         "compared_with": f"the selection of turn {present.turn}" if present is not None else "the full history",
-        "selection": show_selection(made, present, blocks, tokens, graph),
+        "selection": show_selection(tried.selection, present, blocks, tokens, tried.graph),
     }
 
 
@@ -71,9 +72,8 @@ def _in_force(view: View, last: ExchangeRow, made: Sequence[SelectionRow]) -> Se
 
 
 def _selection(view: View, session: SessionRow, selection: SelectionRow) -> Value:
-    blocks = {block.ordinal: block for block, _ in view.reader.load_blocks(session.id)}
+    blocks, tokens = blocks_of(view.reader, selection)
     former = selection_before(view.reader, selection)
-    tokens = view.reader.block_tokens(session.id)
     maker = view.reader.load_session(selection.session_id)
     return show_selection(selection, former, blocks, tokens, graph_of(view.reader, selection, view.settings)) | {
         "former_turn": former.turn if former is not None else None,

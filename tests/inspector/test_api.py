@@ -1,6 +1,7 @@
 """What the API says of recorded sessions, against the archive itself: its rows are read and summed here once more."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import time
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from graphstore.records import ExchangeRow, SelectionRow
+from graphstore.store.archive import open_reader
 from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
 from proxy.inspector import sessions
 from proxy.ledger import Price
+from proxy.ports import Plan
 from proxy.savings import Savings
 from proxy.settings import Settings
 from tests.fakes.raw_upstream import answering, raw_upstream, response, stalling
@@ -135,6 +138,26 @@ async def test_a_request_under_way_is_running_and_one_that_an_earlier_proxy_left
         assert not any(t["running"] for t in (await later.get(f"sessions/{shown['name']}"))["turns"])
 
 
+async def test_a_side_request_does_not_hide_the_sessions_own(tmp_path: Path) -> None:
+    """Its answer comes while the session's own request still runs, and all of the history was in it."""
+    dialogue = await four_turns(tmp_path)
+    history = [*FULL, user("now"), said("ok"), user("more")]
+    own = await dialogue.send(history, headers=ONE, finish=False)
+    await dialogue.send([*history, user("Summarise")], headers=ONE, tools=None)
+    assert own.rewritten
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        view = sessions.View(reader, dialogue.settings, dialogue.clock(), 0.0, Savings(dialogue.settings))
+        (shown,) = sessions.list_sessions(view, side=False, limit=10)["sessions"]  # type: ignore[misc]
+        (session,) = reader.list_sessions()
+        one = sessions.show_session(view, session)["session"]
+        row = next(row for row in reader.session_exchanges(session.id) if row.ending == "running")
+        sent = exchange_tokens(reader, [row])[row.id].sent
+    assert shown["cache"] == "running" and shown["blocks_left_out"] == row.blocks_left_out > 0
+    assert shown["tokens_sent"] == sent < shown["tokens_full"] and shown.items() <= one.items()  # type: ignore[attr-defined]
+    await dialogue.close()
+
+
 async def test_states_say_who_leaves_a_session_alone(recorded: Recorded, tmp_path: Path) -> None:
     async with looking(recorded, tmp_path, mode="off") as look:
         states = {s["name"]: (s["state"], s["state_reason"]) for s in (await look.get("sessions"))["sessions"]}
@@ -216,6 +239,50 @@ async def test_the_map_holds_every_block_of_every_turn(recorded: Recorded, tmp_p
         assert any(row["left_out"] for row in shown["rows"]) and any(row["density"][0] for row in shown["rows"])
         cold = {row.turn: row.reason for row in look.exchanges(CODING) if row.boundary == "cold"}
         assert {row["turn"]: row["reason"] for row in shown["rows"] if row["reason"]} == cold != {}
+
+
+def finish_with(plan: Plan, answer: Json) -> None:
+    """The upstream's answer, as it came."""
+    assert plan.exchange is not None
+    plan.exchange.first_byte()
+    plan.exchange.finish(
+        "complete", status=200, headers=[(b"content-type", b"application/json")], body=json.dumps(answer).encode()
+    )
+
+
+def pruned(history: list[Json]) -> list[Json]:
+    """As a client that drops old tool results sends it again."""
+    return [m | {"content": "[cleared]"} if m["role"] == "tool" else m for m in history]
+
+
+async def test_a_past_turn_shows_what_stood_in_it_before_the_client_pruned_it(tmp_path: Path) -> None:
+    """Sizes, costs and texts are those of the turn's own history, not of what has become of its blocks."""
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send(FULL[:-1], headers=ONE)
+    await dialogue.conversations.flush()
+    set_mark(dialogue.settings.db, 1, 1, "pin", clock=lambda: 0.0)
+    assert (await dialogue.send([*FULL, user("five")], headers=ONE, after_s=LUNCH_S)).rewritten
+    await dialogue.send([*pruned(FULL), user("five"), said("ok"), user("six")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        name = look.session("one").name
+        chosen = (await look.get(f"sessions/{name}/turns/5"))["selection"]
+        assert sum(chosen["spent"].values()) == chosen["cost"] == sum(b["cost"] for b in chosen["blocks"] if b["kept"])
+        assert sum(block["cost"] for block in chosen["blocks"]) == chosen["total"]
+        turns = {row["turn"]: row for row in (await look.get(f"sessions/{name}"))["turns"]}
+        shown = await look.get(f"sessions/{name}/map")
+        latest = dict(zip(shown["blocks"]["ordinal"], shown["blocks"]["tokens"], strict=True))
+        fixed = {turn["turn"]: turn["tokens_full"] for turn in turns.values()}
+        for row in shown["rows"]:
+            sizes = latest | dict(zip(members(row["sizes"][0]), row["sizes"][1], strict=True))
+            fixed[row["turn"]] -= sum(sizes[ordinal] for ordinal in members(row["blocks"]))
+        assert len(set(fixed.values())) == 1, "what remains are the instructions and tools of every turn"
+        found = (await look.get("search", q="unique_alpha"))["found"]
+        assert [hit["ordinal"] for hit in found] == [1]
+        block = await look.get(f"sessions/{name}/blocks/1")
+        (before,) = block["earlier"]
+        assert "[cleared]" in block["messages"][1]["text"] and "unique_alpha" in before["messages"][1]["text"]
+        assert members(before["turns"]) == [4, 5] and block["tokens"] == latest[1]
+        assert (await look.get(f"sessions/{name}/blocks/0"))["earlier"] == []
 
 
 async def test_the_graph_holds_what_is_stored(recorded: Recorded, tmp_path: Path) -> None:
@@ -337,6 +404,25 @@ async def test_a_branchs_first_selection_is_compared_with_its_parents(tmp_path: 
             assert changes[verdict.ordinal] == words[not verdict.kept]
         shown, _ = await changed_in(look, session.name, rows[0].turn)
         assert shown["selection"]["made_by"] == parent.name and not shown["selected_here"], "whatever its turn's number"
+
+
+@pytest.mark.parametrize("back", ["an undo", "a branch"])
+async def test_the_figures_of_a_selection_are_those_of_the_blocks_that_still_stand(tmp_path: Path, back: str) -> None:
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send(FULL[:-1], headers=ONE)
+    assert (await dialogue.send([*FULL, user("five")], headers=ONE, after_s=LUNCH_S)).rewritten
+    other = {"x-session-id": "other"}
+    await dialogue.send(FULL[:7] if back == "an undo" else [*FULL[:12], user("otherwise")], headers=ONE | other)
+    async with looking_after(dialogue) as look:
+        session = look.session("one" if back == "an undo" else "other")
+        chosen = (await look.get(f"sessions/{session.name}/turns/{session.turns}"))["selection"]
+        blocks = {block.ordinal: block for block, _ in look.reader.load_blocks(session.id)}
+        assert chosen["made_by"] == session.name and {b["ordinal"] for b in chosen["blocks"]} <= blocks.keys()
+        assert sum(b["cost"] for b in chosen["blocks"]) == chosen["total"]
+        assert sum(b["cost"] for b in chosen["blocks"] if b["kept"]) == chosen["cost"] == sum(chosen["spent"].values())
+        assert chosen["budget"] <= chosen["total"] * chosen["weights"]["beta"]
+        stored = look.reader.load_selection(session.selection_id or 0)
+        assert stored is not None and stored.protected_cost == chosen["spent"]["protected"]
 
 
 async def test_after_mode_off_everything_had_been_sent(tmp_path: Path) -> None:
@@ -477,6 +563,44 @@ async def test_what_if_is_compared_with_everything_before_the_first_selection(tm
         assert {b["change"] for b in shown["selection"]["blocks"]} <= {"kept", "dropped"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({}, "sent", "idle for 3600 s"),
+        ({"min_history_tokens": 8000}, "nothing", "below 8000"),
+        ({"mode": "off"}, "recorded", "idle for 3600 s"),
+        ({"mode": "auto"}, "weighed", "idle for 3600 s"),
+        ({"mode": "auto", "context_window_tokens": 1000}, "sent", "would exceed the window of 1000"),
+    ],
+)
+async def test_what_if_says_what_would_come_of_it(tmp_path: Path, changes: Json, outcome: str, reason: str) -> None:
+    dialogue = Dialogue(tmp_path, changes=changes)
+    await dialogue.send([*FULL, user("now")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        shown = await look.post(f"sessions/{look.session('one').name}/what-if", {"query": "x"})
+        assert shown["outcome"] == outcome and reason in shown["reason"]
+
+
+async def test_what_if_says_that_a_session_is_left_alone(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        shown = await look.post(f"sessions/{look.names[HOSTILE]}/what-if", {"query": "x"})
+        assert shown["outcome"] == "nothing" and shown["reason"].startswith("pass-through: ")
+        side = next(row for row in look.reader.list_sessions() if row.kind == "side")
+        shown = await look.post(f"sessions/{side.name}/what-if", {"query": "x"})
+        assert (shown["outcome"], shown["reason"]) == ("nothing", "side request")
+
+
+async def test_what_if_takes_whatever_a_browser_has_for_text(recorded: Recorded, tmp_path: Path) -> None:
+    """Half of a surrogate pair is text to a browser, and to no encoding."""
+    async with looking(recorded, tmp_path) as look:
+        reply = await look.client.post(
+            f"/recap/api/sessions/{look.names[CODING]}/what-if",
+            content=b'{"query": "a \\ud800 b"}',
+            headers={"content-type": "application/json", "x-recap-token": look.token},
+        )
+    assert reply.status_code == 200 and reply.json()["query"] == "a \ufffd b"
+
+
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 
@@ -531,7 +655,7 @@ async def test_a_mark_is_stored_shown_and_taken_away(recorded: Recorded, tmp_pat
         session = look.session(CODING)
         block = f"sessions/{session.name}/blocks/3"
         for mark in ("pin", "mute", None):
-            assert await look.post(f"{block}/mark", {"mark": mark}) == {"ordinal": 3, "mark": mark}
+            assert await look.post(f"{block}/mark", {"mark": mark}) == {"ordinal": 3, "mark": mark, "unheeded": None}
             assert look.reader.marks(session.id) == ({3: mark} if mark else {})
             assert (await look.get(block))["mark"] == mark
             shown = (await look.get(f"sessions/{session.name}/map"))["blocks"]
@@ -566,7 +690,50 @@ async def test_a_pin_that_was_obeyed_can_still_become_a_mute(tmp_path: Path) -> 
         shown = await look.get(path)
         assert shown["verdict"] == {"kept": True, "rule": "protected", "detail": "pinned by hand"}
         assert shown["protected"] is None
-        assert await look.post(f"{path}/mark", {"mark": "mute"}) == {"ordinal": 1, "mark": "mute"}
+        assert (await look.post(f"{path}/mark", {"mark": "mute"}))["mark"] == "mute"
+
+
+def edit(path: str, text: str, call_id: str) -> list[Json]:
+    arguments = json.dumps({"filePath": path, "newString": text})
+    call = {"id": call_id, "type": "function", "function": {"name": "edit", "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": "edited"},
+    ]
+
+
+@pytest.mark.parametrize("selected", [True, False])
+async def test_an_edit_is_protected_while_no_later_one_replaced_it(tmp_path: Path, selected: bool) -> None:
+    """By the history as it stands, whatever the last selection said of it, and before there was any."""
+    dialogue = Dialogue(tmp_path)
+    history = [*FULL[:-1], *edit("a.py", "x" * 500, "e1"), said("done"), user("five")]
+    await dialogue.send(FULL[:1], headers=ONE)
+    await dialogue.send(history, headers=ONE, after_s=LUNCH_S if selected else 5.0)
+
+    async def codes(look: Look) -> list[int]:
+        session = look.session("one")
+        edits = [block.ordinal for block, _ in look.reader.load_blocks(session.id) if block.edits]
+        address = f"sessions/{session.name}/blocks"
+        shown = [(await look.get(f"{address}/{ordinal}"))["protected"] for ordinal in edits]
+        sent = [(await look.send(f"{address}/{ordinal}/mark", {"mark": "mute"})).status_code for ordinal in edits]
+        assert [why is not None for why in shown] == [code == 409 for code in sent]
+        return sent
+
+    async with looking_after(dialogue) as look:
+        assert await codes(look) == [409]
+    await dialogue.restart()
+    await dialogue.send([*history, *edit("a.py", "y" * 500, "e2"), said("done"), user("six")], headers=ONE)
+    async with looking_after(dialogue) as look:
+        assert await codes(look) == [200, 409]
+
+
+async def test_a_mark_on_a_session_that_is_left_alone_promises_nothing(recorded: Recorded, tmp_path: Path) -> None:
+    async with looking(recorded, tmp_path) as look:
+        block = f"sessions/{look.names[HOSTILE]}/blocks/1"
+        why = (await look.post(f"{block}/mark", {"mark": "pin"}))["unheeded"]
+        assert "left alone" in why and (await look.get(block))["unheeded"] == why
+    async with looking(recorded, tmp_path, mode="off") as look:
+        assert "mode is off" in (await look.get(f"sessions/{look.names[CODING]}/blocks/1"))["unheeded"]
 
 
 # -- savings and health -----------------------------------------------------------------------------------------------
@@ -589,6 +756,21 @@ async def test_savings_add_up_over_sessions_days_and_in_all(recorded: Recorded, 
         assert [d["day"] for d in shown["days"]] == sorted(days, reverse=True)
         whole = [s for s in shown["sessions"] if not s["rewritten"]]
         assert {s["saved_tokens"] for s in whole} == {0} and len(whole) == 2
+
+
+async def test_savings_count_every_stored_request(tmp_path: Path) -> None:
+    """One that refers to state at the provider belongs to no session, and is paid all the same."""
+    dialogue = Dialogue(tmp_path, dialect="responses")
+    reply = await dialogue.send([user("hello")], more={"previous_response_id": "resp_1"}, finish=False)
+    usage = {"input_tokens": 5000, "input_tokens_details": {"cached_tokens": 4000}, "output_tokens": 7}
+    answer = {"id": "resp_2", "status": "completed", "output": [], "usage": usage}
+    finish_with(reply.plan, answer)
+    async with looking_after(dialogue) as look:
+        shown = await look.get("savings")
+        assert shown["sessions"] == []
+        for sums in (shown["total"], *shown["days"]):
+            assert (sums["requests"], sums["input_tokens"], sums["cached_tokens"]) == (1, 5000, 4000)
+            assert (sums["saved_tokens"], sums["untouched_cached_tokens"]) == (0, 4000)
 
 
 async def test_money_follows_the_prices_of_the_settings(recorded: Recorded, tmp_path: Path) -> None:
@@ -632,6 +814,20 @@ async def test_health_tells_what_went_wrong_and_what_to_do(tmp_path: Path) -> No
         assert (shown["database"]["path"], shown["database"]["sessions"]) == (look.proxy.settings.db, 7)
         assert shown["started_at"] == look.clock()
         assert shown["health"] == (await look.client.get("/recap/health")).json()
+
+
+async def test_a_client_that_leaves_says_nothing_of_the_upstream(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    for status in (200, 502):
+        await dialogue.send([user("one")], headers=ONE, status=status)
+        reply = await dialogue.send([user("one"), said("ok"), user("two")], headers=ONE, finish=False)
+        assert reply.plan.exchange is not None
+        reply.plan.exchange.finish("client gone", status=None, headers=[], body=None)
+        async with looking_after(dialogue) as look:
+            problem = (await look.get("health"))["upstream_problem"]
+            assert (problem is None) == (status == 200), "what was known before is known still"
+        await dialogue.restart()
+    await dialogue.close()
 
 
 async def test_health_names_sessions_that_are_left_alone(recorded: Recorded, tmp_path: Path) -> None:

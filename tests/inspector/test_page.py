@@ -1,6 +1,8 @@
 """Every view as a person sees it: a real Chromium on a real proxy over recorded sessions."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from tests.proxy.dialogue import LUNCH_S, SYSTEM, TOOLS, turn, user
 from tests.proxy.test_supervisor import until
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -229,6 +231,11 @@ async def test_on_a_phone_nothing_runs_out_of_the_screen(
         for view in VIEWS:
             await visit.to(view.format(recorded.names[CODING]))
             assert await visit.page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        await visit.page.set_viewport_size({"width": 320, "height": 640})
+        await visit.to("sessions")
+        await visit.page.fill("#search", "test")
+        await visit.page.wait_for_selector(".hits li")
+        assert await visit.page.evaluate("document.documentElement.scrollWidth") <= 320, "hits of a search"
 
 
 async def test_what_a_client_sent_is_text_in_every_view(browser: "Browser", recorded: Recorded, tmp_path: Path) -> None:
@@ -435,7 +442,7 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
         "ordinal": [0, 1, 2], "kind": ["user", "tools", "tools"], "label": ["", "", ""], "tokens": [1, 50_000, 50_000],
         "outlined": [True, False, False], "mark": [None, None, None],
     }  # fmt: skip
-    rows = [{"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "density": [[], []]}]
+    row = {"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "sizes": [[], []], "density": [[], []]}
     async with visiting(browser, recorded, tmp_path, bypass_csp=True) as visit:
         await visit.to("health")
         left, right = await visit.page.evaluate(
@@ -450,7 +457,7 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
                 const strip = (share) => [...line.slice(4 * Math.round(64 + share * (canvas.width - 66))).slice(0, 3)];
                 return [strip(0.25), strip(0.75)];
             }""",
-            {"blocks": blocks, "rows": rows},
+            {"blocks": blocks, "rows": [row]},
         )
         assert right == [0x15, 0x80, 0x3D] and left == [0xC9, 0xCE, 0xD8], "sent on the right, left out before"
 
@@ -475,6 +482,104 @@ async def test_a_turn_says_what_was_asked_and_keeps_what_a_person_typed_when_som
         assert await visit.page.input_value(".filter input") == "Bash" and shown > 0
         rows = visit.page.locator("table:has(caption:text-is('Blocks of the selection')) tbody tr")
         assert await rows.count() == shown
+
+
+async def drawn_anew(visit: Visit, database: Path, session_id: int, part: str = ".view h1") -> None:
+    """Something happens in a session; back when the view shows it."""
+    await visit.page.wait_for_selector("#live:text-is('live')")
+    await visit.page.evaluate("part => { document.querySelector(part).isOld = true; }", part)
+    with closing(sqlite3.connect(database)) as db:
+        newest = "(SELECT max(id) FROM exchanges WHERE session_id = ?)"
+        db.execute(f"UPDATE exchanges SET output_tokens = output_tokens + 1 WHERE id = {newest}", (session_id,))
+        db.execute("UPDATE sessions SET last_active_at = last_active_at + 1 WHERE id = ?", (session_id,))
+        db.commit()
+    await visit.page.wait_for_function("part => !document.querySelector(part).isOld", arg=part, timeout=DEADLINE_MS)
+
+
+async def test_whatever_has_the_focus_keeps_it_when_something_happens(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    """Who reads by keyboard or by ear is not thrown back to the top by every request of an agent."""
+    with recorded.opened(CODING) as (_, session):
+        pass
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.to(f"session/{session.name}")
+        for part in ("h1", ".crumbs a", "a.button", ".table", "tbody tr:nth-child(3) a"):
+            await visit.page.focus(f".view {part}")
+            before = await visit.page.evaluate("document.activeElement.outerHTML.slice(0, 40)")
+            await drawn_anew(visit, tmp_path / "recap.db", session.id)
+            assert await visit.page.evaluate("document.activeElement.outerHTML.slice(0, 40)") == before, part
+            assert before.startswith("<"), part
+
+
+async def test_a_long_list_stays_as_long_as_it_was_made(browser: "Browser", recorded: Recorded, tmp_path: Path) -> None:
+    with recorded.opened(CODING) as (_, session):
+        pass
+    async with visiting(browser, recorded, tmp_path) as visit:
+        with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+            columns = [row[1] for row in db.execute("PRAGMA table_info(sessions)")]
+            own = {"id": "id + 1000 + n", "name": "'copy' || n", "client_id": "'copy' || n"}
+            taken = ", ".join(own.get(column, column) for column in columns)
+            numbers = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 220)"
+            db.execute(
+                f"INSERT INTO sessions ({', '.join(columns)}) {numbers} "
+                f"SELECT {taken} FROM sessions, numbers WHERE id = ?",
+                (session.id,),
+            )
+            db.commit()
+        await visit.to("sessions")
+        rows = visit.page.locator("tbody tr")
+        assert await rows.count() == 100
+        await visit.page.click("button.more")
+        assert await rows.count() == 200
+        await drawn_anew(visit, tmp_path / "recap.db", session.id, "tbody")
+        assert await rows.count() == 200
+        await visit.page.click("button.more")
+        assert await rows.count() > 200
+        assert await visit.page.evaluate("document.activeElement.className") == "table", "the button is gone"
+
+
+async def test_what_was_opened_stays_open_while_the_turn_runs(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    with recorded.opened(CODING) as (reader, session):
+        last = reader.session_exchanges(session.id)[-1].turn
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.to(f"session/{session.name}/turn/{last}")
+        await visit.page.click("summary:has-text('What the provider reported')")
+        await drawn_anew(visit, tmp_path / "recap.db", session.id, "summary")
+        assert await visit.page.evaluate("document.querySelector('details').open")
+
+
+async def test_the_map_shows_a_mark_made_elsewhere_and_is_asked_for_again_when_it_failed(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    with recorded.opened(CODING) as (_, session):
+        pass
+    async with visiting(browser, recorded, tmp_path) as visit:
+        failures = ["first"]
+
+        async def answer(route: "Route") -> None:
+            if failures:
+                failures.clear()
+                await route.fulfill(status=200, body="{ this is no map")
+            else:
+                await route.continue_()
+
+        await visit.page.route("**/map", answer)
+        await visit.to(f"session/{session.name}")
+        trouble = ".notice:has-text('Not all of the map')"
+        await visit.page.wait_for_selector(trouble)
+        assert await visit.page.locator("tbody tr").count() > 3, "the turns are there all the same"
+        await visit.page.wait_for_selector(
+            ".notice:has-text('Not all of the map')", state="hidden", timeout=DEADLINE_MS
+        )
+        await visit.page.locator(".map canvas").focus()
+        for _ in range(4):
+            await visit.page.keyboard.press("ArrowRight")
+        ordinal = int((await visit.text(".told")).split()[1])
+        set_mark(tmp_path / "recap.db", session.id, ordinal, "pin", clock=visit.clock)
+        await visit.page.wait_for_selector(".told:has-text('pinned')", timeout=DEADLINE_MS)
 
 
 async def test_a_refused_selection_is_not_said_to_have_been_sent(

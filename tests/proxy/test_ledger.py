@@ -113,6 +113,20 @@ def test_a_history_sent_whole_again_is_not_blamed_for_what_the_selection_had_coo
     assert back.untouched_cost == pytest.approx(0.001) and back.cost == pytest.approx(0.0064)
 
 
+def test_a_warm_branch_begins_with_what_the_cache_held_of_its_parent() -> None:
+    """Alone, its first request would look as if the untouched history had been fresh: a saving made of ignorance."""
+    session = Session()
+    session.ask(1000, 1000, 0)
+    session.ask(1100, 300, 0, sent=300, after_s=IDLE_S)
+    session.ask(1200, 400, 300, sent=400)
+    parent, branch = session.rows[:2], session.rows[2:]
+    (first,) = entries(branch, session.tokens, PRICES, IDLE_S, lead=parent)
+    assert (first.input, first.untouched_input, first.untouched_cached) == (400, 1200, 1100)
+    assert first == session.entries()[2], "as in one session"
+    (alone,) = entries(branch, session.tokens, PRICES, IDLE_S)
+    assert alone.untouched_cached == 0
+
+
 def test_without_cached_counts_nothing_is_taken_to_come_from_a_cache() -> None:
     session = Session()
     session.ask(1000, 1000, None)

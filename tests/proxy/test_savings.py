@@ -56,13 +56,14 @@ async def test_a_session_is_summed_again_only_when_an_exchange_came_or_ended(
     dialogue = Dialogue(tmp_path)
     known = Savings(dialogue.settings)
     for headers in HEADERS:
-        await dialogue.send([user("hello")], headers=headers)
+        await dialogue.send([user(f"hello {headers}")], headers=headers)
     await dialogue.conversations.flush()
     with open_reader(dialogue.settings.db) as reader:
         first = known.by_session(reader)
         assert known.by_session(reader) == first and len(summed) == 2
 
-        reply = await dialogue.send([user("hello"), said("ok"), user("more")], headers=HEADERS[1], finish=False)
+        more = [user(f"hello {HEADERS[1]}"), said("ok"), user("more")]
+        reply = await dialogue.send(more, headers=HEADERS[1], finish=False)
         await dialogue.conversations.flush()
         assert [p.requests for parts in known.by_session(reader).values() for p in parts.values()] == [1, 2]
         assert [p.with_usage for parts in known.by_session(reader).values() for p in parts.values()] == [1, 1]
@@ -71,4 +72,41 @@ async def test_a_session_is_summed_again_only_when_an_exchange_came_or_ended(
         assert [p.with_usage for parts in known.by_session(reader).values() for p in parts.values()] == [1, 2]
         one, two, three = sorted(set(summed))
         assert summed == [one, two, two, three, two, three]
+    await dialogue.close()
+
+
+async def test_a_branch_is_summed_again_when_its_parents_last_answer_ends(tmp_path: Path) -> None:
+    """The branch came while the parent's request still ran: what the cache held is known only afterwards."""
+    dialogue = Dialogue(tmp_path)
+    known = Savings(dialogue.settings)
+    await dialogue.send(HISTORY[:-1], headers=HEADERS[0], usage={"prompt_tokens": 3000, "cached": 0})
+    more = [*HISTORY, user("more")]
+    late = await dialogue.send(more, headers=HEADERS[0], after_s=LUNCH_S, finish=False)
+    branched = await dialogue.send(
+        [*more, said("ok"), user("on")], headers=HEADERS[1], usage={"prompt_tokens": 500, "cached": 400}
+    )
+    assert late.rewritten and branched.rewritten
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        branch = next(row.id for row in reader.list_sessions() if row.client_id == "two")
+
+        def untouched_cached() -> float:
+            return sum(known.by_session(reader)[branch].values(), Totals()).untouched_cached
+
+        assert untouched_cached() == 0
+        dialogue.finish(late.plan, said("ok"), tokens={"prompt_tokens": 450, "cached": 0})
+        await dialogue.conversations.flush()
+        assert untouched_cached() > 2000
+    await dialogue.close()
+
+
+async def test_requests_of_no_session_are_counted_too(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path, dialect="responses")
+    await dialogue.send([user("hello")], more={"previous_response_id": "resp_1"})
+    await dialogue.send([user("hello")], headers=HEADERS[0])
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        (session,) = reader.list_sessions()
+        parts = Savings(dialogue.settings).by_session(reader)
+        assert {id: sum(part.values(), Totals()).requests for id, part in parts.items()} == {None: 1, session.id: 1}
     await dialogue.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from graphstore.store.archive import open_reader
+from graphstore.store.marks import set_mark
 from tests.observed import observe, replay_of
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, Dialogue, Message, read, said, turn, user
 
@@ -66,6 +67,18 @@ async def test_a_fork_under_another_client_id_knows_its_parent(dialogue: Dialogu
     assert (branch.client_id, branch.parent_id) == ("ses_2", parent.id)
 
 
+async def test_a_branch_goes_on_from_what_was_sent_of_its_parent(dialogue: Dialogue) -> None:
+    first = turn("one", "a")
+    await dialogue.send([user("one")], headers=OPENCODE)
+    await dialogue.send([*first, user("two")], headers=OPENCODE)
+    await dialogue.send([*first, user("otherwise")], headers=OPENCODE)
+    await dialogue.send([*first, user("and again")], headers=OPENCODE, model="another")
+    rows = await dialogue.exchanges()
+    assert [(row.outcome, row.prefix_messages) for row in rows] == [
+        ("new", 0), ("extension", 1), ("fork", len(first)), ("fork", 0),
+    ]  # fmt: skip
+
+
 async def test_a_reminder_that_moves_on_is_an_amendment(dialogue: Dialogue) -> None:
     """OpenCode's plan agent adds a part to the newest user message only."""
     reminded = user("please refactor the parser <system-reminder>plan mode is active</system-reminder>")
@@ -99,6 +112,35 @@ async def test_opencode_compaction_is_recognised_by_its_summary(dialogue: Dialog
                         answer=said(summary))  # fmt: skip
     await dialogue.send([user("What did we do so far?"), said(summary), user("three")], headers=OPENCODE)
     assert await dialogue.outcomes() == ["new", "extension", "side", "client compaction"]
+
+
+async def test_what_a_person_said_of_a_block_outlives_a_compaction(dialogue: Dialogue) -> None:
+    """The client sends its latest messages again, behind a summary: they are other blocks, with the same words."""
+    files = [f"file{i}" for i in range(1, 7)]
+    history = [m for name in files for m in turn(name, name)]
+    for end in range(0, len(history), 4):
+        await dialogue.send(history[: end + 1], headers=OPENCODE)
+    await dialogue.send(history[:-1], headers=OPENCODE)
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        numbers = {b.label: b.ordinal for b, _ in reader.load_blocks(1)}
+    for name, mark in (("file5", "pin"), ("file6", "mute"), ("file1", "pin")):
+        set_mark(dialogue.settings.db, 1, numbers[f"read {name}.py"], mark, clock=lambda: 0.0)  # type: ignore[arg-type]
+    summary = "Five files were read, and then a sixth."
+    await dialogue.send([*history, user("Summarise")], headers=OPENCODE, tools=None, answer=said(summary))
+    again = [user(summary), said("understood"), *history[-12:], user("of unique_file6")]
+    reply = await dialogue.send(again, headers=OPENCODE)
+    assert "def unique_file5" in reply.text and "def unique_file6" not in reply.text
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        standing = {b.ordinal: b.label for b, _ in reader.load_blocks(1) if b.ordinal > max(numbers.values())}
+        marked = {standing[o]: mark for o, mark in reader.marks(1).items() if o in standing}
+    assert marked == {"read file5.py": "pin", "read file6.py": "mute"}
+    await dialogue.restart()
+    later = [*again, said("ok"), user("of unique_file6, again")]
+    reply = await dialogue.send(later, headers=OPENCODE, after_s=LUNCH_S)
+    assert "def unique_file5" in reply.text and "def unique_file6" not in reply.text
+    assert (await dialogue.outcomes())[-2:] == ["client compaction", "extension"]
 
 
 async def test_codex_compaction_is_recognised_by_its_window(dialogue: Dialogue) -> None:

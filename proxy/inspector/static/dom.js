@@ -26,13 +26,50 @@ function append(element, children) {
   }
 }
 
-/** Put new children into an element; whoever had the focus (by data-key) has it again. */
+/** Put new children into an element. What a person did to the old ones, and the focus, goes over to their successors. */
 export function fill(element, ...children) {
-  const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const again = deeds(element);
   element.replaceChildren();
   append(element, children);
-  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+  for (const restore of again) restore();
   return element;
+}
+
+// Which parts a person changes, what is kept of each, and how it is put back.
+const DEEDS = [
+  ["details[open]", () => true, (now) => { now.open = true; }],
+  [".table", (old) => old.wanted, (now, rows) => now.grow(rows)],
+  ["input[type=search]", (old) => old.value, (now, text) => { now.value = text; now.dispatchEvent(new Event("input")); }],
+  [".chip[aria-pressed=true]", () => true, (now) => now.click()],
+  [".table, pre", (old) => (old.scrollLeft || old.scrollTop) && [old.scrollLeft, old.scrollTop], (now, place) => now.scrollTo(...place)],
+];
+
+function deeds(element) {
+  const found = DEEDS.flatMap(([parts, of, restore]) => [...element.querySelectorAll(parts)].map((old) => {
+    const [kept, next] = [of(old), successor(element, old)];
+    return () => { if (kept && next()) restore(next(), kept); };
+  }));
+  const focused = document.activeElement;
+  if (focused === element || !element.contains(focused)) return found;
+  const [next, caret] = [successor(element, focused), focused.selectionStart ?? null];
+  return [...found, () => {
+    const now = next() ?? element.closest(".view")?.querySelector("h1"); // what is gone leaves the reader at the top
+    now?.focus({ preventScroll: true });
+    if (caret !== null) now?.setSelectionRange?.(caret, caret);
+  }];
+}
+
+const NAMES = ["data-key", "id", "href", "aria-label"];
+
+/** How to find, later, what stands for this part then: of its kind and name, at its place among those. */
+function successor(element, part) {
+  const name = NAMES.find((one) => part.hasAttribute(one));
+  const kind = part.localName + (name ? `[${name}="${CSS.escape(part.getAttribute(name))}"]` : "");
+  const place = [...element.querySelectorAll(kind)].indexOf(part);
+  return () => {
+    const alike = element.querySelectorAll(kind);
+    return alike[Math.min(place, alike.length - 1)];
+  };
 }
 
 const SAID_MS = 6000;
@@ -54,23 +91,28 @@ export function table(caption, columns, rows, { step = 200, key = null, empty = 
   if (!rows.length) return h("p", { class: "quiet" }, empty);
   const body = h("tbody");
   let shown = 0;
-  const more = h("button", { type: "button", class: "more" });
-  const grow = () => {
-    for (const row of rows.slice(shown, shown + step)) {
+  const more = h("button", { type: "button", class: "more", "data-key": `more of ${caption}` });
+  const heads = columns.map((c) => h("th", { scope: "col", class: c.right && "right", title: c.title }, c.name));
+  const region = h("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, heads)), body), more);
+  region.grow = (wanted) => {
+    region.wanted = wanted;
+    for (const row of rows.slice(shown, wanted)) {
       body.append(
         h("tr", { dataset: key ? { row: key(row) } : {} },
           columns.map((column) => h("td", { class: column.right && "right", "data-label": column.name }, column.cell(row)))),
       );
     }
-    shown = Math.min(rows.length, shown + step);
+    shown = Math.max(shown, Math.min(rows.length, wanted));
     more.hidden = shown === rows.length;
     more.textContent = `Show more (${rows.length - shown} left)`;
   };
-  more.addEventListener("click", grow);
-  grow();
-  const heads = columns.map((c) => h("th", { scope: "col", class: c.right && "right", title: c.title }, c.name));
-  return h("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, heads)), body), more);
+  more.addEventListener("click", () => {
+    region.grow(region.wanted + step);
+    if (more.hidden) region.focus({ preventScroll: true });
+  });
+  region.grow(step);
+  return region;
 }
 
 export function facts(pairs) {

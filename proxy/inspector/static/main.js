@@ -10,6 +10,7 @@ import * as sessions from "./views/sessions.js";
 import * as turn from "./views/turn.js";
 import * as whatIf from "./views/what_if.js";
 
+const RETRY_MS = 5000; // after the proxy or its archive failed; nothing that happens may say that they are back
 const REFRESH_MS = 1000; // at most one look a second, however busy the agents are; a view may ask for fewer (everyMs)
 
 // Address -> view. A view exports open(root, parameters) and may return { refresh, close }.
@@ -53,12 +54,14 @@ async function go({ again = false } = {}) {
     opened = made ?? null;
     failed = false;
   } catch (error) {
-    if (mine !== visit || (again && error.message === content.querySelector("[role=alert]")?.textContent)) return;
+    if (mine !== visit) return;
+    retry(error);
+    if (again && error.message === content.querySelector("[role=alert]")?.textContent) return;
     failed = Boolean(view);
     fill(root, h("h1", { tabindex: "-1" }, "Not to be shown"), h("p", { class: "bad", role: "alert" }, error.message),
       h("p", {}, h("a", { href: "#/sessions" }, "All sessions")));
   }
-  fill(content, root);
+  content.replaceChildren(root); // another view: nothing of the old one goes over
   content.dataset.address = address;
   opened?.shown?.();
   const title = root.querySelector("h1");
@@ -85,10 +88,15 @@ async function refresh() {
     else await opened?.refresh?.();
   } catch (error) {
     say(error.message);
+    retry(error);
   } finally {
     refreshing = false;
     if (again) changed();
   }
+}
+
+function retry(error) {
+  if (error.status === 0 || error.status >= 500) setTimeout(changed, RETRY_MS);
 }
 
 function changed() {

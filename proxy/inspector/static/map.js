@@ -12,6 +12,12 @@ const ZOOM_MAX = 4000;
 const WIDTH_MAX = 8_000_000; // of what can be scrolled; browsers end near 33 million
 const SHADES = 48;
 
+/** [number, value] of runs of numbers and a list of values. */
+function* pairs([runs, values]) {
+  let next = 0;
+  for (const [first, last] of runs) for (let n = first; n <= last; n += 1) yield [n, values[next++]];
+}
+
 /** Rows and blocks of api/sessions/NAME/map, made quick to draw. */
 export class MapData {
   constructor(answer) {
@@ -57,12 +63,21 @@ class MapRow {
     this.reason = row.reason;
     this.length = 0;
     for (const [from, to] of data.spans(row.blocks)) this.length += data.sums[to + 1] - data.sums[from];
+    this.sizes = new Map(); // index -> tokens, where they were others
+    for (const [ordinal, tokens] of pairs(row.sizes)) {
+      const index = data.indexOf.get(ordinal);
+      if (index === undefined) continue;
+      this.sizes.set(index, tokens);
+      this.length += Math.max(1, tokens) - Math.max(1, data.tokens[index]);
+    }
     this.most = row.density[1].reduce((most, value) => Math.max(most, value), 0);
   }
 
   get indexes() { return this.#parts.indexes; }
   get starts() { return this.#parts.starts; }
   get density() { return this.#parts.density; }
+
+  tokens(index) { return this.sizes.get(index) ?? this.data.tokens[index]; }
 
   isOut(index) { return this.#parts.out[index] === 1; }
 
@@ -84,17 +99,13 @@ class MapRow {
     const starts = new Float64Array(indexes.length + 1);
     const places = new Int32Array(count).fill(-1);
     indexes.forEach((index, i) => {
-      starts[i + 1] = starts[i] + Math.max(1, data.tokens[index]);
+      starts[i + 1] = starts[i] + Math.max(1, this.tokens(index));
       places[index] = i;
     });
     const density = new Float32Array(count).fill(NaN);
-    let next = 0;
-    for (const [first, last] of raw.density[0]) {
-      for (let ordinal = first; ordinal <= last; ordinal += 1) {
-        const index = data.indexOf.get(ordinal);
-        if (index !== undefined) density[index] = raw.density[1][next];
-        next += 1;
-      }
+    for (const [ordinal, value] of pairs(raw.density)) {
+      const index = data.indexOf.get(ordinal);
+      if (index !== undefined) density[index] = value;
     }
     const out = new Uint8Array(count);
     for (const [from, to] of data.spans(raw.left_out)) out.fill(1, from, to + 1);
@@ -142,6 +153,7 @@ export class SessionMap {
     const kept = this.focus && this.data && { turn: this.data.rows[this.focus.row].turn, ordinal: this.ordinal(this.focus) };
     this.data = data;
     this.focus = kept ? this.#find(kept.turn, kept.ordinal) : null;
+    if (this.focus) this.told(this.focus);
     this.canvas.setAttribute("aria-label", `Session map: ${data.rows.length} turns, ${data.ordinals.length} blocks`);
     this.layout();
   }

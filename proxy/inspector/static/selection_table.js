@@ -30,7 +30,7 @@ export function selectionView(name, selection, comparedWith, served) {
       (!chosen.change || block.change === chosen.change) && (!wanted || `${block.label} ${block.detail} ${block.kind} ${block.ordinal}`.toLowerCase().includes(wanted)))));
   };
   const chips = Object.keys(CHANGES).filter((change) => selection.changes[change]).map((change) => {
-    const chip = h("button", { type: "button", class: `chip ${change.replaceAll(" ", "-")}`, "aria-pressed": "false", title: CHANGES[change], onclick: () => {
+    const chip = h("button", { type: "button", "data-key": change, class: `chip ${change.replaceAll(" ", "-")}`, "aria-pressed": "false", title: CHANGES[change], onclick: () => {
       chosen.change = chosen.change === change ? "" : change;
       for (const other of chips) other.setAttribute("aria-pressed", String(other === chip && chosen.change === change));
       draw();

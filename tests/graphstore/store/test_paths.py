@@ -5,8 +5,7 @@ from sqlalchemy import event, select
 
 from graphstore.identity import chain_digests, row_id
 from graphstore.store.archive import Archive
-from graphstore.store.paths import Path, load_paths
-from graphstore.store.reader import LOOKUP_MAX
+from graphstore.store.paths import LOOKUP_MAX, Path, load_paths
 from graphstore.store.schema import nodes
 from tests.graphstore.store.history import SCOPE, History, message
 

@@ -90,6 +90,27 @@ def test_blocks_stand_on_the_present_path_and_keep_their_earlier_versions(archiv
     assert [row.id for row in archive.reader.sessions_through([before.head])] == [1]
 
 
+def test_blocks_of_an_earlier_request_are_those_of_its_own_path(archive: Archive) -> None:
+    before, after = History(), History()
+    write(archive, before.grow("question", "long result here", "answer"))
+    write(archive, after.grow("question", "[gone]", "answer", exchange=False))
+    then = [block.node_ids for block, _ in archive.reader.load_blocks(1, before.head)]
+    assert then == [(row_id(link),) for link in before.chain]
+    assert archive.reader.block_tokens(1, before.head)[1] == 3
+    assert len(archive.reader.block_messages(1)[1]) == 2
+
+
+def test_a_block_that_stands_no_longer_is_that_of_the_last_request_that_it_stood_in(archive: Archive) -> None:
+    """Not all of its versions at once: its size is that of one."""
+    long, short, back = History(), History(), History()
+    write(archive, long.grow("question", "long result here", "answer"))
+    short.exchanges = long.exchanges
+    write(archive, short.grow("question", "[gone]", "answer"))
+    write(archive, back.grow("question", exchange=False))
+    assert archive.reader.load_blocks(1)[1][0].node_ids == (row_id(short.chain[1]),)
+    assert archive.reader.block_tokens(1)[1] == 1
+
+
 def test_a_block_that_the_client_went_back_before_keeps_its_messages(archive: Archive) -> None:
     history = History()
     write(archive, history.grow("one", "two"))

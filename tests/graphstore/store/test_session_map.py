@@ -1,6 +1,9 @@
 """A session as rows of blocks: what stood in each turn, what attention it got, what was sent."""
 
-from graphstore.records import Batch
+from dataclasses import replace
+
+from graphstore.identity import row_id
+from graphstore.records import Batch, BlockRow
 from graphstore.store.archive import Archive
 from graphstore.store.marks import set_mark
 from graphstore.store.session_map import session_map
@@ -41,6 +44,28 @@ def test_each_turn_shows_what_stood_in_it_and_what_became_of_it(archive: Archive
     ]  # fmt: skip
     assert shown.blocks[1].is_outlined and shown.blocks[1].mark == "pin"
     assert all(block.tokens > 0 for block in shown.blocks.values())
+
+
+def test_a_turn_has_the_sizes_of_its_own_history(archive: Archive) -> None:
+    """A call whose result had not come; the same with its result; and after the client pruned that."""
+    whole, pruned = History(), History()
+    call = BlockRow(1, 1, "tools", 0, ())
+    for history, texts, id in (
+        (whole, ("ask", "a call"), 1),
+        (whole, ("its long long result", "said"), 2),
+        (pruned, ("ask", "a call", "[gone]", "said", "again"), 3),
+    ):
+        batch = history.grow(*texts, exchange=False)
+        nodes = tuple(map(row_id, history.chain))
+        blocks = [BlockRow(1, 0, "user", 0, nodes[:1]), replace(call, node_ids=nodes[1:3])]
+        blocks += [BlockRow(1, ordinal, "user", 0, (node,)) for ordinal, node in enumerate(nodes[3:], 2)]
+        row = exchange_row(id, head_node_id=history.head)
+        archive.writer.submit(replace(batch, blocks=tuple(blocks), exchanges=(row,))).result(DEADLINE_S)
+    shown = session_map(archive.reader, 1)
+    assert [[segment.tokens for segment in shown.segments(row)] for row in shown.rows] == [
+        [1, 2], [1, 6, 1], [1, 3, 1, 1],
+    ]  # fmt: skip
+    assert shown.blocks[1].tokens == 3 and [dict(row.sizes) for row in shown.rows] == [{1: 2}, {1: 6}, {}]
 
 
 def test_a_session_without_history_has_no_rows(archive: Archive) -> None:

@@ -1,5 +1,8 @@
 """Maps of sessions: lines for a terminal and SVG, with nothing of the archive taken for markup or control."""
 
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +42,7 @@ def drawn(*rows: tuple[int, str | None, tuple[Drawn, ...]]) -> SessionMap:
                 turn, 0.0, reason, tuple(one.block.ordinal for one in segments),
                 frozenset(one.block.ordinal for one in segments if not one.is_sent),
                 {one.block.ordinal: one.density for one in segments if one.density is not None},
+                {},
             )
             for turn, reason, segments in rows
         ),
@@ -103,6 +107,20 @@ def test_the_picture_has_every_block_and_takes_no_text_for_markup() -> None:
     )  # fmt: skip
     assert float(unseen.get("width", 0)) == pytest.approx(3 * float(band.get("width", 0)), abs=0.02)
     assert len(picture.findall(f"{SVG}line")) == 1, "one cold boundary"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_no_encoding_of_a_terminal_ends_a_command(archive: tuple[Path, str], encoding: str) -> None:
+    database, name = archive
+
+    def printed(*arguments: str) -> str:
+        command = [sys.executable, "-m", "proxy", *arguments, name, "--db", str(database)]
+        done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode(encoding)
+
+    assert "\\u2591" in printed("show", "--map")
+    assert "·" in "".join(ET.fromstring(printed("plot")).itertext())
 
 
 def test_the_commands_draw_a_session(recap: Recap, name: str, tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ async def test_a_pinned_block_comes_back_at_the_next_cold_boundary(
     await session.dialogue.close()
 
 
+async def test_a_mark_that_nothing_heeds_promises_nothing(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert session.run("pin", session.name, "1", "--mode", "off") == 0
+    assert "is pinned, without effect for now: the mode is off" in capsys.readouterr().out
+    history = [*session.history, user("more")]
+    await session.dialogue.send(history, headers=ID, after_s=LUNCH_S, reject=400)
+    await session.dialogue.conversations.flush()
+    assert session.run("unpin", session.name, "1") == 0
+    assert "has no mark any more, without effect for now: the session is left alone" in capsys.readouterr().out
+    await session.dialogue.close()
+
+
 async def test_a_muted_block_stays_out_though_the_request_names_it(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:

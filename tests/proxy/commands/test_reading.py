@@ -137,6 +137,14 @@ def test_explain_of_a_query_sees_the_whole_history_and_its_words(recap: Recap, n
     assert found[4].startswith("left out") and found[4].endswith("read beta.py")
 
 
+def test_explain_of_a_query_says_what_would_come_of_it(recap: Recap, name: str) -> None:
+    query = ("explain", name, "--query", "alpha", "--min-history-tokens")
+    assert recap(*query, "0").lines[1] == "it would be sent: idle for 3600 s"
+    assert recap(*query, "9000").lines[1].startswith("nothing would be left out: idle for 3600 s; left alone: history")
+    assert recap(*query, "0", "--mode", "off").lines[1].startswith("mode off: it would be recorded and not sent")
+    assert recap(*query, "0", "--mode", "auto").lines[1].startswith("mode auto: idle for 3600 s, it would be sent if")
+
+
 def test_no_line_is_wider_than_a_terminal(recap: Recap, name: str) -> None:
     for arguments in (["sessions"], ["show", name], ["show", name, "--turn", "3"], ["explain", name]):
         assert max(map(len, recap(*arguments).lines)) <= LINE_CHARS + 2, arguments

@@ -17,15 +17,16 @@ export async function open(root, name, ordinal) {
     const block = await watched.next();
     if (block === null) return;
     fill(head, top(block, mark));
-    if (JSON.stringify(block.messages) !== said) fill(text, messages(block)); // what somebody reads stays where it is
-    said = JSON.stringify(block.messages);
+    const says = JSON.stringify([block.messages, block.earlier]);
+    if (says !== said) fill(text, messages(block.messages), block.earlier.map(former)); // what somebody reads stays where it is
+    said = says;
   }
 
   async function mark(wanted) {
     try {
-      await post(`${address}/mark`, { mark: wanted });
+      const { unheeded } = await post(`${address}/mark`, { mark: wanted });
       await refresh();
-      say({ pin: "Pinned: sent from the next cold boundary on.", mute: "Muted: not chosen from the next cold boundary on." }[wanted] ?? "The mark is taken away: it counts by its score again from the next cold boundary on.");
+      say(`${{ pin: "Pinned", mute: "Muted" }[wanted] ?? "The mark is taken away"}: ${effect(wanted, unheeded)}.`);
     } catch (error) {
       say(error.message);
     }
@@ -35,6 +36,9 @@ export async function open(root, name, ordinal) {
   await refresh();
   return { refresh };
 }
+
+const EFFECTS = { pin: "sent", mute: "not chosen" };
+const effect = (mark, unheeded) => unheeded ? `without effect for now, ${unheeded}` : `${EFFECTS[mark] ?? "it counts by its score again"} from the next cold boundary on`;
 
 function top(block, mark) {
   const at = `#/session/${path(block.session)}`;
@@ -54,7 +58,7 @@ function top(block, mark) {
       toggle("mute", "Mute", block.protected ? `it is protected (${block.protected}) and cannot be muted` : "never choose it for its score, nor because another one uses it"),
       h("button", { type: "button", onclick: () => copy(block) }, "Copy text"),
       h("button", { type: "button", onclick: () => download(block) }, "Download JSON")),
-    block.mark && h("p", { class: "notice" }, block.mark === "pin" ? "Pinned by hand: sent from the next cold boundary on." : "Muted by hand: not chosen from the next cold boundary on."),
+    block.mark && h("p", { class: "notice" }, `${block.mark === "pin" ? "Pinned" : "Muted"} by hand: ${effect(block.mark, block.unheeded)}.`),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "What is known of it"), facts([
         ["kind", block.kind], ["size", `${plural(block.tokens ?? 0, "token")}, ${plural(block.chars, "character")}`],
@@ -79,8 +83,10 @@ function chart(readings) {
     h("text", { x: 0, y: height - 2 }, `turn ${readings[0].turn}`), h("text", { x: width, y: height - 2, "text-anchor": "end" }, `turn ${readings.at(-1).turn} (cube root)`));
 }
 
-function messages(block) {
-  return [h("h2", {}, `${plural(block.messages.length, "message")}, verbatim`), block.messages.map((message, i) => {
+const former = (version) => h("details", {}, h("summary", {}, `Before the client changed it: as in turns ${ranges(version.turns)}`), messages(version.messages));
+
+function messages(all) {
+  return [h("h2", {}, `${plural(all.length, "message")}, verbatim`), all.map((message, i) => {
     const body = h("pre", { tabindex: "0", role: "region", "aria-label": `text of message ${i + 1}` });
     const raw = h("pre", { tabindex: "0", role: "region", "aria-label": `message ${i + 1} as sent` });
     const show = (element, text, chars) => {

@@ -25,7 +25,7 @@ function page(answer) {
       priced && card("Money saved", money(total.saved_cost), total.cost === null ? "no request of a model with a price yet" : `${money(total.cost)} spent, ${money(total.untouched_cost)} untouched`),
       card("Requests", number(total.requests), `${number(total.rewritten)} rewritten, ${number(total.resent)} made again after a refusal, ${plural(total.reasoning_removed, "reasoning item")} dropped by the upstream`)),
     h("details", { class: "card" }, h("summary", {}, "How these numbers come about"),
-      h("p", {}, "Input, cached and output tokens are the provider's, summed over the stored exchanges that report them."),
+      h("p", {}, "Input, cached and output tokens are the provider's, summed over the stored exchanges that report them. Days and totals count requests of no session too: those that refer to state at the provider or were not understood."),
       h("p", {}, `“Untouched” is an estimate. Its size: what was left out, counted with our tokenizer and scaled by what this provider counts for the session's untouched requests. Its cache: none after a pause of ${duration(answer.idle_after_s)} (the setting idle_after), otherwise the share that the cache serves of this session's warm requests. A rewrite of a warm cache therefore shows as a loss.`),
       h("p", {}, priced ? "Money follows from the setting prices." : "Money is shown when the setting prices is there (docs/configuration.md).",
         priced && answer.models_without_price.length ? ` Without a price, and so not in it: ${answer.models_without_price.join(", ")}.` : "")),

@@ -5,16 +5,22 @@ import { facts, fill, h, sizes, table } from "../dom.js";
 import { duration, moment, number, plural, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
 
+const RETRY_MS = 5000;
+
 export async function open(root, name) {
   const at = path(name);
   const head = h("div");
   const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a block, or walk with the arrow keys.");
+  const trouble = h("p", { class: "notice bad", role: "alert", hidden: true });
   const turns = h("section");
   let graph = { u: new Map(), stale: new Set() };
   let data = null;
 
   const map = new SessionMap({
-    told: (place) => fill(told, place ? describe(name, data, graph, place, map) : "Point at a block, or walk with the arrow keys."),
+    told: (place) => {
+      const said = h("p", {}, place ? describe(name, data, graph, place, map) : "Point at a block, or walk with the arrow keys.");
+      if (said.textContent !== told.textContent) fill(told, ...said.childNodes); // nothing is read out twice
+    },
     opened: (ordinal) => { location.hash = `#/session/${at}/block/${ordinal}`; },
   });
   const button = (text, label, press) => h("button", { type: "button", "aria-label": label, onclick: press }, text);
@@ -23,19 +29,36 @@ export async function open(root, name) {
       h("div", { class: "row" }, h("h2", {}, "Map"), legend(),
         h("span", { class: "buttons" },
           button("+", "Zoom in", () => map.zoomBy(1.6)), button("−", "Zoom out", () => map.zoomBy(1 / 1.6)), button("fit", "Zoom to fit", () => map.fit()))),
-      map.element, told,
+      trouble, map.element, told,
       h("p", { id: "map-keys", class: "quiet" }, "Arrow keys walk through blocks and turns, Enter opens a block, + and − zoom, 0 fits. Ctrl with the wheel zooms.")),
     turns);
 
   const [summary, picture, knowledge] = ["", "/map", "/graph"].map((part) => new Watched(`sessions/${at}${part}`));
 
+  let behind = true; // the map is older than the summary
+  let retry = null;
+  let closed = false;
+
   async function refresh() {
     const answer = await summary.next();
-    if (answer === null) return;
-    fill(head, top(answer.session));
-    fill(turns, h("h2", {}, "Turns"), lines(name, answer.turns));
-    tick();
-    const [blocks, known] = await Promise.all([picture.next(), knowledge.next()]);
+    if (answer !== null) {
+      fill(head, top(answer.session));
+      fill(turns, h("h2", {}, "Turns"), lines(name, answer.turns));
+      tick();
+    }
+    if (answer !== null || behind) await look();
+  }
+
+  /** What can be had of map and graph is shown; what cannot is tried again. */
+  async function look() {
+    const asked = await Promise.allSettled([picture.next(), knowledge.next()]);
+    const [blocks, known] = asked.map((one) => one.value ?? null);
+    const failed = asked.find((one) => one.status === "rejected");
+    behind = Boolean(failed);
+    trouble.hidden = !behind;
+    trouble.textContent = behind ? `Not all of the map can be shown: ${failed.reason.message}` : "";
+    clearTimeout(retry);
+    if (behind && !closed) retry = setTimeout(look, RETRY_MS);
     if (known !== null) {
       graph = {
         u: new Map(known.nodes.ordinal.map((ordinal, i) => [ordinal, known.nodes.u[i]])),
@@ -58,7 +81,7 @@ export async function open(root, name) {
   }
 
   await refresh();
-  return { refresh, tick, close: () => map.close(), shown: () => map.layout() };
+  return { refresh, tick, close: () => { closed = true; clearTimeout(retry); map.close(); }, shown: () => map.layout() };
 }
 
 function top(session) {
@@ -117,7 +140,7 @@ function describe(name, data, graph, place, map) {
   const listed = (ordinals) => ordinals.slice(0, 6).join(", ") + (ordinals.length > 6 ? " …" : "");
   return [
     h("a", { href: `#/session/${path(name)}/block/${ordinal}` }, `Block ${ordinal}`),
-    ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(data.tokens[index], "token")} · `,
+    ` in turn ${row.turn} · ${data.kinds[index]} · ${plural(row.tokens(index), "token")} · `,
     Number.isNaN(density) ? "not observed in this turn" : `density ${small(density)}`,
     u === undefined ? "" : ` · u ${small(u)}${graph.stale.has(ordinal) ? ", stale" : ""}`,
     ` · ${row.isOut(index) ? "left out" : "sent"}`,

@@ -4,6 +4,13 @@ import { path, post } from "../api.js";
 import { fill, h } from "../dom.js";
 import { selectionView } from "../selection_table.js";
 
+const OUTCOMES = {
+  sent: (reason) => `A selection would be made and sent: ${reason}.`,
+  weighed: (reason) => `Mode auto: ${reason}, it would be sent only if it pays. That is weighed when the request comes, by what is known of the provider's cache then.`,
+  recorded: (reason) => `The mode is off: it would be recorded and not sent (${reason}).`,
+  nothing: (reason) => `Nothing would be left out: ${reason}. Below is what a selection would be if it were made.`,
+};
+
 export async function open(root, name) {
   const result = h("div", { "aria-live": "polite" });
   const query = h("textarea", { id: "query", rows: "4", maxlength: "200000", placeholder: "Fix the failing test in src/parser.py" });
@@ -11,7 +18,7 @@ export async function open(root, name) {
     event.preventDefault();
     try {
       const answer = await post(`sessions/${path(name)}/what-if`, { query: query.value });
-      fill(result, h("section", { class: "card" }, h("h2", {}, "What would be kept"), selectionView(name, answer.selection, `${answer.compared_with} that is sent at present`, false)));
+      fill(result, h("section", { class: "card" }, h("h2", {}, "What would be kept"), h("p", { class: answer.outcome === "sent" ? "quiet" : "notice" }, OUTCOMES[answer.outcome](answer.reason)), selectionView(name, answer.selection, `${answer.compared_with} that is sent at present`, false)));
     } catch (error) {
       fill(result, h("p", { class: "bad", role: "alert" }, error.message));
     }
