@@ -9,7 +9,7 @@ from typing import Literal
 
 from graphstore.records import BoundaryKind
 
-Mode = Literal["idle", "always", "off"]
+Mode = Literal["auto", "idle", "always", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`select` asks for a new selection; mode `off` records it without sending it."""
+    """`select` asks for a new selection; mode `off` records it without sending it.
+
+    `weigh`: it is sent only if it pays, which is known when it has been made.
+    """
 
     boundary: BoundaryKind
     reason: str
     select: bool = False
+    weigh: bool = False
 
 
 def decide(facts: Facts, policy: Policy) -> Decision:
@@ -73,6 +77,10 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Decision("warm", "another request of this session is still running")
 
     cold = _why_cold(facts, policy)
+    idle_enough = facts.idle_s is not None and facts.idle_s >= policy.idle_after_s
+    weigh = cold is None and policy.mode == "auto" and (idle_enough or not facts.mid_turn)
+    if weigh:
+        cold = f"idle for {facts.idle_s or 0:.0f} s"
     if cold is None:
         idle = f"idle for {facts.idle_s or 0:.0f} s, cold after {policy.idle_after_s:.0f} s"
         # A trigger that stays true after a selection would break the cache at every request, for nothing.
@@ -81,12 +89,11 @@ def decide(facts: Facts, policy: Policy) -> Decision:
             "warm", f"{idle}; {_pressure(facts, policy)}, and a selection did not help" if helpless else idle
         )
     if facts.archive_trouble:
-        return Decision("cold", f"{cold}; left alone: {facts.archive_trouble}")
+        return Decision("warm" if weigh else "cold", f"{cold}; left alone: {facts.archive_trouble}")
     if facts.history_tokens < policy.min_history_tokens:
-        return Decision(
-            "cold", f"{cold}; left alone: history of {facts.history_tokens} tokens is below {policy.min_history_tokens}"
-        )
-    return Decision("cold", cold, select=True)
+        small = f"history of {facts.history_tokens} tokens is below {policy.min_history_tokens}"
+        return Decision("warm" if weigh else "cold", f"{cold}; left alone: {small}")
+    return Decision("warm" if weigh else "cold", cold, select=True, weigh=weigh)
 
 
 def _why_cold(facts: Facts, policy: Policy) -> str | None:
@@ -97,7 +104,7 @@ def _why_cold(facts: Facts, policy: Policy) -> str | None:
         return "the client compacted its history"
     if facts.changed:
         return f"{' and '.join(facts.changed)} changed"
-    if idle:
+    if idle and policy.mode != "auto":
         return f"idle for {facts.idle_s:.0f} s"
     if _is_pressed(facts, policy) and not facts.unrelieved:
         return _pressure(facts, policy)

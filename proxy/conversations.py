@@ -18,22 +18,26 @@ from graphstore.selectors import SELECTORS
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
+from graphstore.store.report import recent_exchanges
 from proxy.attention import attention_health
 from proxy.boundary import Policy
 from proxy.dialects.base import Answer, Dialect, DialectName
 from proxy.dialects.chat import ChatDialect
 from proxy.dialects.responses import ResponsesDialect
+from proxy.economics.outlook import Economics
+from proxy.economics.warmth import WarmthBook
 from proxy.encodings import Undecodable, decode_body
 from proxy.planning import Clock, Draft, Planner
 from proxy.ports import Arrival, Headers, Plan
 from proxy.recorder import Recorder
 from proxy.sessions import NeedsDisk, Session
-from proxy.settings import Settings
+from proxy.settings import Settings, profiles_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+EXCHANGES_LEARNED = 5_000  # the latest, from which the warmth of caches is learned at start
 ADMIT_DEADLINE_S = 10.0  # a stuck disk must not hold a request for ever; normal planning takes milliseconds
 REOPEN_INTERVAL_S = 15.0
 INLINE_BODY_BYTES = 1 << 20  # parsing a longer body would be felt by every open stream
@@ -61,7 +65,10 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         "chat": ChatDialect(part_chars=settings.image_chars),
         "responses": ResponsesDialect(part_chars=settings.image_chars),
     }
-    recorder = Recorder(archive.writer, archive.reader)
+    book = WarmthBook()
+    for session, rows in recent_exchanges(archive.reader, EXCHANGES_LEARNED):
+        book.note_all(session.upstream, rows)
+    recorder = Recorder(archive.writer, archive.reader, book)
     planner = Planner(
         archive,
         recorder,
@@ -72,6 +79,7 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         notice=settings.notice,
         rule=rule_of(settings),
         selector=SELECTORS[settings.selector],
+        economics=Economics(profiles_of(settings), book),
         clock=clock,
     )
     return ArchivedConversations(

@@ -6,8 +6,9 @@ A thin shell: reads the request, asks `Conversations` what to send, and hands bo
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +21,7 @@ from proxy.ports import Arrival, Conversations, Headers, Plan
 from proxy.settings import Settings
 from proxy.upstream.client import Upstream
 from proxy.upstream.relay import Outgoing, relay
-from proxy.upstream.target import join_target
+from proxy.upstream.target import join_target, split_name
 
 _INLINE_DECODE_BYTES = 1 << 17  # JSON shrinks about tenfold: more than this is decoded in a thread
 _ENDINGS: tuple[tuple[str, DialectName], ...] = (("/chat/completions", "chat"), ("/responses", "responses"))
@@ -40,59 +41,91 @@ class Gateway:
 
     def __init__(self, settings: Settings, upstream: Upstream, conversations: Conversations | None) -> None:
         self._base = settings.upstream
+        self._named = settings.upstreams
         self._body_bytes_max = settings.max_body_bytes
         self._upstream = upstream
         self._conversations = conversations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = ClientConnection(scope, receive, send)
-        dialect = dialect_of(scope["method"], scope["path"])
         try:
+            target = self._target(scope)
+            if target is None:
+                await _refuse_name(client, self._named)
+                return
+            dialect = dialect_of(scope["method"], target.path)
             if b"websocket" in tokens_of(client.headers, b"upgrade"):
                 await _refuse_websocket(client)
             elif dialect is None or self._conversations is None:
-                await self._pass_through(client)
+                await self._pass_through(client, target)
             else:
-                await self._converse(client, dialect, self._conversations)
+                await self._converse(client, target, dialect, self._conversations)
         except ClientGone:
             pass  # while its request was read: there is nobody to answer
 
-    async def _pass_through(self, client: ClientConnection) -> None:
+    def _target(self, scope: Scope) -> "_Target | None":
+        """Where this goes; None, when it asks for an upstream of a name that there is not.
+
+        Without named upstreams all paths are the one upstream's, whatever they look like.
+        """
+        raw, query = scope["raw_path"].decode("ascii"), scope["query_string"].decode("latin-1")
+        named = split_name(raw) if self._named else None
+        if named is None:
+            return _Target(self._base, scope["path"], join_target(self._base, raw, query))
+        name, rest = named
+        base = self._named.get(name)
+        return _Target(base, unquote(rest), join_target(base, rest, query)) if base is not None else None
+
+    async def _pass_through(self, client: ClientConnection, target: "_Target") -> None:
         body: AsyncIterator[bytes] | None = client.body()
         if not has_body(client.headers):
             async for _ in client.body():
                 pass
             body = None
-        await relay(client, self._upstream, self._outgoing(client, request_headers(client.headers), body))
+        await relay(client, self._upstream, target.outgoing(client, request_headers(client.headers), body))
 
-    async def _converse(self, client: ClientConnection, dialect: DialectName, conversations: Conversations) -> None:
+    async def _converse(
+        self, client: ClientConnection, target: "_Target", dialect: DialectName, conversations: Conversations
+    ) -> None:
         intake = await _read_body(client, self._body_bytes_max)
-        plan = await self._plan(client, dialect, intake, conversations)
-        original = self._outgoing(client, request_headers(client.headers), intake.unchanged())
+        plan = await self._plan(client, target, dialect, intake, conversations)
+        original = target.outgoing(client, request_headers(client.headers), intake.unchanged())
         if plan.body is None:
             await relay(client, self._upstream, original, exchange=plan.exchange, detach=plan.detach)
             return
-        rewritten = self._outgoing(client, request_headers(client.headers, new_body=plan.body), plan.body)
+        rewritten = target.outgoing(client, request_headers(client.headers, new_body=plan.body), plan.body)
         await relay(client, self._upstream, rewritten, original=original, exchange=plan.exchange, detach=plan.detach)
 
     async def _plan(
-        self, client: ClientConnection, dialect: DialectName, intake: "_Intake", conversations: Conversations
+        self,
+        client: ClientConnection,
+        target: "_Target",
+        dialect: DialectName,
+        intake: "_Intake",
+        conversations: Conversations,
     ) -> Plan:
         """What to send. Whatever fails in here: the client's own bytes."""
         body, unreadable = await _decode(intake, client.headers, self._body_bytes_max)
-        arrival = Arrival(dialect, client.scope["path"], client.headers, body, unreadable)
+        arrival = Arrival(dialect, target.path, client.headers, body, unreadable, upstream=target.base)
         try:
             return await conversations.admit(arrival)
         except Exception:
             log.exception("gateway.admit_failed")
             return Plan(body=None, exchange=None)
 
-    def _outgoing(
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """An upstream and the path there. `path` is decoded, without the upstream's name; `url` is what is asked for."""
+
+    base: str
+    path: str
+    url: str
+
+    def outgoing(
         self, client: ClientConnection, headers: Headers, body: bytes | AsyncIterator[bytes] | None
     ) -> Outgoing:
-        scope = client.scope
-        url = join_target(self._base, scope["raw_path"].decode("ascii"), scope["query_string"].decode("latin-1"))
-        return Outgoing(scope["method"], url, headers, body)
+        return Outgoing(client.scope["method"], self.url, headers, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +184,13 @@ async def _decode(intake: _Intake, headers: Headers, limit_bytes: int) -> tuple[
         return b"", str(exc)
 
 
+async def _refuse_name(client: ClientConnection, named: Mapping[str, str]) -> None:
+    name, _ = split_name(client.scope["path"]) or ("", "")
+    known = ", ".join(f"/to/{known}/" for known in named)
+    message = f"No upstream is called {name!r}: there are {known}. Others go into the setting `upstreams`."
+    await client.respond(404, render_error(message, code="upstream_unknown"))
+
+
 async def _refuse_websocket(client: ClientConnection) -> None:
     """Codex goes on over HTTP at once when it sees 426. The connection ends: its parser waits for another protocol."""
     message = "ReCAP proxy speaks HTTP only: send the request as POST, with `stream: true` for a stream of events."
@@ -163,6 +203,7 @@ def health(settings: Settings, conversations: Conversations | None, version: str
         "status": "ok",
         "version": version,
         "upstream": settings.upstream,
+        "upstreams": settings.upstreams,
         "mode": settings.mode,
         "archive": conversations.health() if conversations is not None else None,
     }

@@ -6,8 +6,9 @@ rate at which this provider counts the session's untouched requests) and how muc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fnmatch import fnmatchcase
+from operator import add
 from statistics import median
 from typing import Annotated
 
@@ -126,32 +127,46 @@ def _cache_share(exchanges: Iterable[ExchangeRow], idle_after_s: float) -> float
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over entries. `saved` is signed: a rewrite of a warm cache costs."""
+    """Sums over exchanges; tokens and money are those of the exchanges with usage. They can be added.
+
+    `untouched_*` less its counterpart is what was saved, and signed: a rewrite of a warm cache costs.
+    """
 
     requests: int = 0
+    rewritten: int = 0
+    resent: int = 0  # refused when rewritten, then sent as they came
+    reasoning_removed: int = 0
+    with_usage: int = 0
     input: int = 0
     cached: int = 0
     written: int = 0
     output: int = 0
     untouched_input: float = 0.0
     untouched_cached: float = 0.0
-    priced: int = 0  # requests whose model has a price
+    priced: int = 0  # with usage, and a model that has a price
     cost: float = 0.0
     untouched_cost: float = 0.0
 
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(*map(add, astuple(self), astuple(other)))
 
-def total(found: Iterable[Entry]) -> Totals:
-    rows = list(found)
-    priced = [row for row in rows if row.cost is not None]
+
+def total(rows: Sequence[ExchangeRow], found: Sequence[Entry]) -> Totals:
+    """Of these exchanges and their entries."""
+    priced = [entry for entry in found if entry.cost is not None]
     return Totals(
         requests=len(rows),
-        input=sum(row.input for row in rows),
-        cached=sum(row.cached for row in rows),
-        written=sum(row.written for row in rows),
-        output=sum(row.output for row in rows),
-        untouched_input=sum(row.untouched_input for row in rows),
-        untouched_cached=sum(row.untouched_cached for row in rows),
+        rewritten=sum(row.messages_sent < row.messages_total for row in rows),
+        resent=sum(row.fell_back for row in rows),
+        reasoning_removed=sum(row.transformations for row in rows),
+        with_usage=len(found),
+        input=sum(entry.input for entry in found),
+        cached=sum(entry.cached for entry in found),
+        written=sum(entry.written for entry in found),
+        output=sum(entry.output for entry in found),
+        untouched_input=sum(entry.untouched_input for entry in found),
+        untouched_cached=sum(entry.untouched_cached for entry in found),
         priced=len(priced),
-        cost=sum(row.cost or 0.0 for row in priced),
-        untouched_cost=sum(row.untouched_cost or 0.0 for row in priced),
+        cost=sum(entry.cost or 0.0 for entry in priced),
+        untouched_cost=sum(entry.untouched_cost or 0.0 for entry in priced),
     )

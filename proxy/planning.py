@@ -16,14 +16,17 @@ from graphstore.evidence import Rule, default_rule, restricted
 from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
-from graphstore.records import ExchangeRow, Mark, SelectionRow
+from graphstore.records import BoundaryKind, ExchangeRow, Mark, SelectionRow
 from graphstore.selectors import Selector
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import load_evidence
+from graphstore.store.report import turn_openings
 from proxy.boundary import Decision, Facts, Policy, decide
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
+from proxy.economics.outlook import Economics
+from proxy.economics.weighing import CHARS_PER_TOKEN, Weighed, ways_of
 from proxy.ports import Arrival
 from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
@@ -36,7 +39,7 @@ DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
 SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 NOTICE_MARK = b"notice"
 AGAIN = "part of the current turn again, or taken back"  # a verdict's detail
-CHARS_PER_TOKEN = 4  # estimate for thresholds; what is shown is counted
+OPENINGS_READ = 64  # turns of a session by which its next ones are judged
 
 Clock = Callable[[], float]
 
@@ -82,6 +85,7 @@ class Planner:
         notice: bool,
         rule: Rule | None,
         selector: Selector,
+        economics: Economics,
         clock: Clock,
     ) -> None:
         """`rule` is the evidence rule of every session; None: each session's by the model that observed it."""
@@ -95,6 +99,7 @@ class Planner:
         self._notice = notice
         self._rule = rule
         self._selector = selector
+        self._economics = economics
         self._clock = clock
         self._identifiers = IdentifierCache()
         self._exchange_ids = count(ids.exchanges)
@@ -114,9 +119,10 @@ class Planner:
         except UnreadableRequest as error:
             draft.problem = f"not understood: {error}"
             return draft
-        scope = scope_digest(self._archive.secret, upstream=self._upstream, credential=credential(arrival.headers))
+        upstream = arrival.upstream or self._upstream
+        scope = scope_digest(self._archive.secret, upstream=upstream, credential=credential(arrival.headers))
         caller = recognise(arrival.headers)
-        draft.incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=self._upstream, at=draft.at)
+        draft.incoming = Incoming.of(parsed, caller, dialect, scope=scope, upstream=upstream, at=draft.at)
         return draft
 
     def identify(self, draft: Draft, *, disk: bool) -> None:
@@ -153,12 +159,13 @@ class Planner:
         A selection that leaves out less than it did is a new one too, so that it is the same after a restart. Touches
         the disk.
         """
-        if draft.decision.select:
-            self._select(draft)
-        else:
+        if draft.decision.select and self._select(draft):
+            return
+        if draft.leaves_new or draft.shows_again:
             self._save(draft, self._lessened(draft) if draft.shows_again else None)
 
-    def _select(self, draft: Draft) -> None:
+    def _select(self, draft: Draft) -> bool:
+        """False: the present selection stays, for another would not pay."""
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
         rule, graph, marks = self._evidence(draft.found)
@@ -176,6 +183,13 @@ class Planner:
             marks=marks,
             selector=self._selector,
         )
+        if draft.decision.weigh:
+            weighed = self._weigh(draft, choice.left_out)
+            boundary: BoundaryKind = "cold" if weighed.pays or weighed.warm < 0.5 else "warm"
+            reason = f"{draft.decision.reason}; {weighed}"
+            draft.decision = replace(draft.decision, boundary=boundary, reason=reason, select=weighed.pays)
+            if not weighed.pays:
+                return False
         session.unrelieved = self._is_too_much(draft, choice.left_out)
         applied = self._policy.mode != "off"
         selection = choice.selection.to_row(
@@ -196,8 +210,30 @@ class Planner:
                 self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
-                return
+                return True
         self._save(draft, selection)
+        return True
+
+    def _weigh(self, draft: Draft, left_out: frozenset[int]) -> Weighed:
+        """The present way against one that leaves out these blocks."""
+        assert draft.found is not None and draft.incoming is not None
+        session, incoming = draft.found.session, draft.incoming
+        try:
+            openings = turn_openings(self._archive.reader, session.row.id, OPENINGS_READ)
+        except Exception:
+            log.exception("turns.unreadable session=%s", session.row.name)
+            openings = []
+        ways = ways_of(
+            draft.cut.blocks,
+            draft.ordinals,
+            incoming.parsed.messages,
+            known=draft.found.known,
+            present=session.left_out,
+            proposed=left_out,
+            head=len(incoming.parsed.instructions) + len(incoming.parsed.tools),
+            noticed=self._notice,
+        )
+        return self._economics.weigh(ways, incoming.upstream, incoming.parsed.model, draft.facts.idle_s or 0, openings)
 
     def _is_too_much(self, draft: Draft, left_out: frozenset[int]) -> bool:
         """Whether what this selection sends still exceeds the model's window, if that is known."""

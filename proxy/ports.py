@@ -17,13 +17,17 @@ Headers = Sequence[tuple[bytes, bytes]]  # as on the wire: names in any case, du
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to a conversation endpoint, its body decoded. `unreadable` says why the body could not be decoded."""
+    """One request to a conversation endpoint, its body decoded. `unreadable` says why the body could not be decoded.
+
+    `upstream` is the base URL of the one it goes to; empty: the settings' own.
+    """
 
     dialect: DialectName
     path: str
     headers: Headers
     body: bytes
     unreadable: str | None = None
+    upstream: str = ""
 
 
 class Exchange(Protocol):

@@ -29,6 +29,7 @@ from graphstore.store.reader import Reader
 from graphstore.store.writer import Writer
 from proxy.cache_watch import CacheFall
 from proxy.dialects.base import Answer, Dialect
+from proxy.economics.warmth import WarmthBook
 from proxy.sessions import Identified, Incoming, Session
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ class Recorder:
     not slowed down by the recording of the one before it.
     """
 
-    def __init__(self, writer: Writer, reader: Reader) -> None:
+    def __init__(self, writer: Writer, reader: Reader, book: WarmthBook) -> None:
         self._writer = writer
+        self._book = book
         self._reader = reader
         self._jobs: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._work = threading.Event()
@@ -271,6 +273,9 @@ class Recorder:
         return row
 
     def _watch(self, session: Session, row: ExchangeRow) -> None:
+        if session.ended is not None:
+            self._book.note(session.row.upstream, session.ended, row)
+        session.ended = row
         fall = session.watch.note(row).fall
         if fall is None:
             self._falls.pop(session.row.name, None)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
-from graphstore.records import BlockRow, NodeState, Outcome, SelectionRow, SessionRow
+from graphstore.records import BlockRow, ExchangeRow, NodeState, Outcome, SelectionRow, SessionRow
 from proxy.cache_watch import CacheWatch
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
@@ -64,6 +64,7 @@ class Session:
     unrelieved: bool = False  # the present selection leaves more than the model's window holds
     queued_turn: int = 0  # the last turn whose end was seen, and which therefore waits for its replay already
     watch: CacheWatch = field(default_factory=CacheWatch)
+    ended: ExchangeRow | None = None  # the exchange that ended last, as far as it was seen to end
     is_orphan: bool = False  # the archive lost the session that it branched from
     cut: Cut = Cut((), ())
     cut_length: int = 0  # messages that `cut` covers

@@ -6,6 +6,7 @@ made from it. Bad input never falls back in silence: a SettingsError names the v
 
 import argparse
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ import msgspec
 import platformdirs
 
 from graphstore.selectors import SelectorName
+from proxy.economics.profiles import Profile, with_own
 from proxy.errors import SettingsError
 from proxy.ledger import Price
 from proxy.upstream.target import is_loopback
 
 SECRETS = frozenset({"proxy_key"})
 ENV_PREFIX = "RECAP_"
+UPSTREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 CONFIG_ENV = "RECAP_CONFIG"
 
 
@@ -56,10 +59,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.field(default_factory=lambda: str(platformdirs.user_data_path("recap") / "recap.db"))
     )
     mode: Annotated[
-        Literal["idle", "always", "off"],
+        Literal["auto", "idle", "always", "off"],
         _doc(
-            "`idle`: select anew when the provider's cache is believed cold. `always`: at every user request. "
-            "`off`: send everything as it came, and record what would have been sent."
+            "`idle`: select anew when the provider's cache is believed cold. `auto`: when that is expected to cost "
+            "less than going on, by what is known of the provider's cache and prices (docs/economics.md). `always`: at "
+            "every user request. `off`: send everything as it came, and record what would have been sent."
         ),
     ] = "idle"
     idle_after: Annotated[
@@ -157,6 +161,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "file, JSON elsewhere. Without prices, savings are shown in tokens alone."
         ),
     ] = msgspec.field(default_factory=dict)
+    upstreams: Annotated[
+        dict[str, str],
+        _doc(
+            "More upstreams by name, each with its base URL: a client whose base URL is "
+            "`http://127.0.0.1:8787/to/NAME/v1` is served by the one of that name. A table in the file, JSON elsewhere."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    profiles: Annotated[
+        tuple[dict[str, Any], ...],
+        _doc(
+            "Facts of providers' caches and prices that come before the shipped ones, by which mode `auto` weighs: "
+            "`[[profiles]]` tables with `name` and what differs (docs/economics.md), JSON elsewhere."
+        ),
+    ] = ()
     seed: Annotated[int, _doc("Seed of the exploration term: the same seed, the same selections.")] = 0
     max_body_bytes: Annotated[
         int,
@@ -171,6 +189,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SWITCHES = frozenset({"notice", "attention_offline"})  # flags without a value
+TABLES = frozenset({"prices", "profiles", "upstreams"})
 
 HINTS: Mapping[str, Any] = {
     name: hint for name, hint in get_type_hints(Settings, include_extras=True).items() if name[0] != "_"
@@ -265,7 +284,7 @@ def _known(name: str, source: str, names: Iterable[str]) -> str:
 
 def _from_text(name: str, value: Any) -> Any:
     """Lists are written with commas, tables as JSON, where there is only text."""
-    if name == "prices" and isinstance(value, str):
+    if name in TABLES and isinstance(value, str):
         try:
             return msgspec.json.decode(value)
         except msgspec.DecodeError:
@@ -296,8 +315,18 @@ def _wrong(name: str, value: Any, source: str, remedy: str) -> SettingsError:
 
 def _check(settings: Settings, sources: Mapping[str, str]) -> None:
     """What single values cannot show: whether they make sense together."""
-    if remedy := _fault_of_upstream(settings):
+    if remedy := _fault_of_upstream(settings.upstream, settings):
         raise _wrong("upstream", _without_userinfo(settings.upstream), sources["upstream"], remedy)
+    for name, url in settings.upstreams.items():
+        if not UPSTREAM_NAME.fullmatch(name):
+            remedy = "A name stands in paths: letters, digits, dots, dashes and underscores, such as openrouter."
+            raise _wrong("upstreams", name, sources["upstreams"], remedy)
+        if remedy := _fault_of_upstream(url, settings):
+            raise _wrong(f"upstreams.{name}", _without_userinfo(url), sources["upstreams"], remedy)
+    try:
+        profiles_of(settings)
+    except ValueError as exc:
+        raise _wrong("profiles", settings.profiles, sources["profiles"], str(exc)) from exc
     if not is_loopback(settings.host) and not settings.proxy_key:
         remedy = "Other machines could use your provider account: set proxy_key too, or listen on 127.0.0.1."
         raise _wrong("host", settings.host, sources["host"], remedy)
@@ -305,9 +334,14 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
         raise _wrong("proxy_key", "", sources["proxy_key"], "A header value is ASCII, without spaces around it.")
 
 
-def _fault_of_upstream(settings: Settings) -> str | None:
+def profiles_of(settings: Settings) -> tuple[Profile, ...]:
+    """All profiles, the user's own first."""
+    return with_own(settings.profiles)
+
+
+def _fault_of_upstream(url: str, settings: Settings) -> str | None:
     try:
-        parts = urlsplit(settings.upstream)
+        parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as exc:
         return f"It is no URL: {exc}."

@@ -26,7 +26,8 @@ async def open_app(
 ) -> AsyncIterator[Starlette]:
     """The application with its upstream connections; closes those, then `conversations`, at the end."""
     try:
-        async with open_upstream(settings.upstream, read_timeout_s=settings.read_timeout) as upstream:
+        bases = [settings.upstream, *settings.upstreams.values()]
+        async with open_upstream(bases, read_timeout_s=settings.read_timeout) as upstream:
             app = create_app(settings, upstream, conversations, clock)
             try:
                 yield app

@@ -46,6 +46,51 @@ class Tokens:
     sent: int
 
 
+class ExchangesStamp(NamedTuple):
+    """Changes with every exchange of a session that begins or ends."""
+
+    exchanges: int
+    latest: int
+    ended: float  # sum of the times at which they ended
+
+
+def exchanges_stamps(reader: Reader) -> dict[int, ExchangesStamp]:
+    """Session id -> stamp."""
+    e = exchanges.c
+    query = select(e.session_id, func.count(), func.max(e.id), func.total(e.ended_at)).group_by(e.session_id)
+    with reader.snapshot() as db:
+        return {row[0]: ExchangesStamp(*row[1:]) for row in db.execute(query.where(e.session_id.is_not(None)))}
+
+
+def recent_exchanges(reader: Reader, limit: int) -> list[tuple[SessionRow, list[ExchangeRow]]]:
+    """The latest exchanges by session, each session's in order."""
+    e = exchanges.c
+    query = select(exchanges).where(e.session_id.is_not(None)).order_by(e.id.desc()).limit(limit)
+    found: dict[int, list[ExchangeRow]] = {}
+    with reader.snapshot() as db:
+        for row in db.execute(query):
+            found.setdefault(row.session_id, []).append(ExchangeRow(**row._mapping))
+    sessions = {session.id: session for session in reader.list_sessions()}
+    return [(sessions[id], rows[::-1]) for id, rows in found.items() if id in sessions]
+
+
+class TurnOpening(NamedTuple):
+    """A turn as its requests tell of it. `pause_s`: before the first one, None: nothing was sent before it."""
+
+    requests: int
+    pause_s: float | None
+
+
+def turn_openings(reader: Reader, session_id: int, limit: int) -> list[TurnOpening]:
+    """Of the latest turns, in order."""
+    e = exchanges.c
+    first = func.max(case((e.step == 0, e.idle_s), else_=None))
+    own = and_(e.session_id == session_id, e.outcome.not_in(("side", "opaque", "retry")))
+    query = select(func.count(), first).where(own).group_by(e.turn).order_by(e.turn.desc()).limit(limit)
+    with reader.snapshot() as db:
+        return [TurnOpening(*row) for row in db.execute(query)][::-1]
+
+
 def find_session(reader: Reader, reference: str) -> SessionRow:
     """By name or the beginning of one. Raises `UnknownSession` or `AmbiguousSession`."""
     session = reader.load_session(reference)

@@ -42,6 +42,7 @@ from proxy.inspector.search import search_text
 from proxy.inspector.sessions import SESSIONS_MAX, Value, View, list_sessions, show_session
 from proxy.inspector.turns import UnknownTurn, show_turn, show_what_if
 from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
+from proxy.savings import Savings
 from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Inspector:
         self._health = health
         self._clock = clock
         self._started_at = clock()
+        self._sums = Savings(settings)
         self._sizes: dict[tuple[int, int], Tokens] = {}
         self._token = secrets.token_urlsafe(24)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="inspector")
@@ -257,7 +259,8 @@ class Inspector:
             with self._opening:
                 if self._reader is None:
                     self._reader = open_reader(self._settings.db)
-            value = look(View(self._reader, self._settings, self._clock(), self._started_at, self._sizes))
+            now, began = self._clock(), self._started_at
+            value = look(View(self._reader, self._settings, now, began, self._sums, self._sizes))
         except ArchiveUnavailable as error:
             if without_archive is None:
                 raise

@@ -1,54 +1,40 @@
 """What was saved, per session, day and in all: sums over stored exchanges, money where the user gave prices."""
 
-import time
 from collections import defaultdict
-from collections.abc import Sequence
 
-from graphstore.records import ExchangeRow
-from graphstore.store.report import exchange_tokens
 from proxy.inspector.sessions import Value, View
-from proxy.ledger import Entry, entries, price_of, total
+from proxy.ledger import Totals, price_of
 
 
 def show_savings(view: View) -> Value:
     """Days in the proxy's local time. Numbers by the provider, but for what begins with `untouched`: see `ledger`."""
-    found: list[Entry] = []
-    every: list[ExchangeRow] = []
-    sessions = []
-    for session in view.reader.list_sessions():
-        rows = view.reader.session_exchanges(session.id)
-        own = entries(rows, exchange_tokens(view.reader, rows), view.settings.prices, view.settings.idle_after)
-        found += own
-        every += rows
-        name = {"session": session.name, "title": session.title, "kind": session.kind, "model": session.model}
-        sessions.append(name | _line(rows, own))
-    days: dict[str, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
-    day = {row.id: day_of(row) for row in every}
-    for row in every:
-        days[day[row.id]][0].append(row)
-    for entry in found:
-        days[day[entry.exchange.id]][1].append(entry)
+    by_session = view.savings.by_session(view.reader)
+    days: dict[str, Totals] = defaultdict(Totals)
+    models = set()
+    for parts in by_session.values():
+        for share, sums in parts.items():
+            days[share.day] += sums
+            models.add(share.model)
     return {
-        "days": [{"day": name} | _line(*days[name]) for name in sorted(days, reverse=True)],
-        "sessions": sessions,
-        "total": _line(every, found),
+        "days": [{"day": name} | _line(days[name]) for name in sorted(days, reverse=True)],
+        "sessions": [
+            {"session": session.name, "title": session.title, "kind": session.kind, "model": session.model}
+            | _line(sum(by_session.get(session.id, {}).values(), Totals()))
+            for session in view.reader.list_sessions()
+        ],
+        "total": _line(sum(days.values(), Totals())),
         "priced": bool(view.settings.prices),
-        "models_without_price": sorted({row.model for row in every if not price_of(row.model, view.settings.prices)}),
+        "models_without_price": sorted(name for name in models if not price_of(name, view.settings.prices)),
         "idle_after_s": view.settings.idle_after,
     }
 
 
-def day_of(row: ExchangeRow) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(row.started_at))
-
-
-def _line(rows: Sequence[ExchangeRow], found: Sequence[Entry]) -> Value:
-    sums = total(found)
+def _line(sums: Totals) -> Value:
     money = sums.priced > 0
     return {
-        "requests": len(rows),
-        "with_usage": sums.requests,
-        "rewritten": sum(row.messages_sent < row.messages_total for row in rows),
+        "requests": sums.requests,
+        "with_usage": sums.with_usage,
+        "rewritten": sums.rewritten,
         "input_tokens": sums.input,
         "cached_tokens": sums.cached,
         "written_tokens": sums.written,
@@ -60,6 +46,6 @@ def _line(rows: Sequence[ExchangeRow], found: Sequence[Entry]) -> Value:
         "cost": sums.cost if money else None,
         "untouched_cost": sums.untouched_cost if money else None,
         "saved_cost": sums.untouched_cost - sums.cost if money else None,
-        "resent": sum(row.fell_back for row in rows),
-        "reasoning_removed": sum(row.transformations for row in rows),
+        "resent": sums.resent,
+        "reasoning_removed": sums.reasoning_removed,
     }

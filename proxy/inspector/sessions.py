@@ -13,6 +13,7 @@ from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.dialects import stored_dialect
+from proxy.savings import Savings
 from proxy.settings import Settings
 
 Value = dict[str, object]
@@ -25,13 +26,14 @@ SESSIONS_MAX = 500  # in one list; the page asks for more by search
 class View:
     """What every view looks at. `started_at`: since when this proxy runs; what an earlier one left open is over.
 
-    `sizes` are those of exchanges that were asked for before: the list is asked for at every change.
+    `savings` and `sizes` (of exchanges) remember what was asked for before: pages ask again at every change.
     """
 
     reader: Reader
     settings: Settings
     now: float
     started_at: float
+    savings: Savings
     sizes: dict[tuple[int, int], Tokens] = field(default_factory=dict)
 
 

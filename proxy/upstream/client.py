@@ -7,11 +7,10 @@ quoted anew.
 """
 
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -79,14 +78,14 @@ class Upstream:
 
 
 @asynccontextmanager
-async def open_upstream(base: str, *, read_timeout_s: float) -> AsyncIterator[Upstream]:
-    """An upstream client for URLs under `base`; closes its connections at the end.
+async def open_upstream(bases: Sequence[str], *, read_timeout_s: float) -> AsyncIterator[Upstream]:
+    """An upstream client for URLs under one of `bases`; closes its connections at the end.
 
     A proxy from HTTP(S)_PROXY and NO_PROXY is used for hosts beyond loopback; nothing else is read from the environment
     but SSL_CERT_FILE and SSL_CERT_DIR.
     """
     # Loading the certificate bundle takes a while; a local upstream has no need of it.
-    tls = httpx.create_ssl_context() if base.startswith("https:") else False
+    tls = httpx.create_ssl_context() if any(base.startswith("https:") for base in bases) else False
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -98,23 +97,24 @@ async def open_upstream(base: str, *, read_timeout_s: float) -> AsyncIterator[Up
         max_field_size=HEADER_LINE_BYTES_MAX,
     )
     async with session:
-        yield Upstream(_Wire(session, _proxy_for(base)), read_timeout_s=read_timeout_s)
+        yield Upstream(_Wire(session), read_timeout_s=read_timeout_s)
 
 
 class _Wire:
     """What `AiohttpTransport` takes for an aiohttp session. It calls its client to get one, hence `__call__`."""
 
-    def __init__(self, session: aiohttp.ClientSession, proxy: str | None) -> None:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._proxy = proxy
+        self._proxy_for = lru_cache(maxsize=64)(_proxy_for)  # the environment is asked once for each host
 
     def __call__(self) -> "_Wire":
         return self
 
     def request(self, *, url: str, headers: httpx.Headers, **options: Any) -> AbstractAsyncContextManager[Any]:
-        options["proxy"] = self._proxy
+        target = URL(url, encoded=True)
+        options["proxy"] = self._proxy_for(target.scheme, target.host or "")
         return self._session.request(
-            url=URL(url, encoded=True), headers=CIMultiDict((_text(k), _text(v)) for k, v in headers.raw), **options
+            url=target, headers=CIMultiDict((_text(k), _text(v)) for k, v in headers.raw), **options
         )
 
 
@@ -176,12 +176,10 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def _proxy_for(base: str) -> str | None:
-    parts = urlsplit(base)
-    host = parts.hostname or ""
+def _proxy_for(scheme: str, host: str) -> str | None:
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
-    return urllib.request.getproxies_environment().get(parts.scheme)
+    return urllib.request.getproxies_environment().get(scheme)
 
 
 def _translate(exc: Exception, *, broken: bool = False) -> UpstreamError:

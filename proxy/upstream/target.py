@@ -13,6 +13,8 @@ Percent-encoding, case and query are the client's, byte for byte.
 import ipaddress
 from urllib.parse import urlsplit
 
+TO = "/to/"
+
 
 def join_target(base: str, path: str, query: str) -> str:
     """`path` is the raw path, percent-encoding included; `query` comes without its question mark."""
@@ -22,6 +24,14 @@ def join_target(base: str, path: str, query: str) -> str:
     if root and not _is_under(path, first):
         path = root + (path.removeprefix("/v1") if _is_under(path, "/v1") else path)
     return f"{parts.scheme}://{parts.netloc}{path}{'?' + query if query else ''}"
+
+
+def split_name(path: str) -> tuple[str, str] | None:
+    """`/to/NAME/v1/models` -> (`NAME`, `/v1/models`); None for a path without a name."""
+    if not path.startswith(TO):
+        return None
+    name, _, rest = path.removeprefix(TO).partition("/")
+    return name, "/" + rest
 
 
 def is_loopback(host: str) -> bool:

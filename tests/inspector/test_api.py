@@ -17,6 +17,7 @@ from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
 from proxy.inspector import sessions
 from proxy.ledger import Price
+from proxy.savings import Savings
 from proxy.settings import Settings
 from tests.fakes.raw_upstream import answering, raw_upstream, response, stalling
 from tests.inspector.conftest import Recorded
@@ -389,7 +390,8 @@ def test_sizes_survive_that_another_view_forgets_them(
 ) -> None:
     """Two threads look at once, and each may find that the memory is full."""
     with recorded.opened(AIRLINE) as (reader, session):
-        view = sessions.View(reader, Settings(db=str(recorded.path)), 0.0, 0.0)
+        settings = Settings(db=str(recorded.path))
+        view = sessions.View(reader, settings, 0.0, 0.0, Savings(settings))
         rows = reader.session_exchanges(session.id)
         wanted = sessions._sizes(view, rows)
 

@@ -45,7 +45,7 @@ class Session:
         return entries(self.rows, self.tokens, prices, IDLE_S)
 
     def total(self, prices: dict[str, Price] = PRICES) -> Totals:
-        return total(self.entries(prices))
+        return total(self.rows, self.entries(prices))
 
 
 def test_an_untouched_session_saves_exactly_nothing() -> None:

@@ -47,6 +47,8 @@ VALUES: dict[str, tuple[str, Any]] = {
         '{"gpt-5*": {"input": 1.25, "output": 10, "cached": 0.125}, "*": {"input": 1}}',
         {"gpt-5*": Price(input=1.25, output=10, cached=0.125), "*": Price(input=1)},
     ),
+    "upstreams": ('{"or": "https://openrouter.ai/api/v1"}', {"or": "https://openrouter.ai/api/v1"}),
+    "profiles": ('[{"name": "openai", "warm_s": 5}]', ({"name": "openai", "warm_s": 5},)),
     "seed": ("-4", -4),
     "max_body_bytes": ("1000", 1000),
     "read_timeout": ("3.5", 3.5),
@@ -73,6 +75,8 @@ def file(tmp_path: Path, text: str) -> list[str]:
 
 def in_toml(value: Any) -> str:
     """Tables become inline tables; what is None is left away."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(in_toml, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f'"{k}" = {in_toml(v)}' for k, v in value.items() if v is not None) + "}"
     return json.dumps(value)

@@ -1,0 +1,128 @@
+"""What a rewrite costs and saves, in uncached input tokens (the expected net of a rewrite).
+
+Both ways are priced alike: the request at hand, which finds what was sent before in the cache with probability q, and
+the requests that are expected after it while the cache stays warm. Once it is cold a rewrite is free to be made then,
+so nothing later counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from graphstore.blocks import Block, Message
+from proxy.economics.profiles import STEP_TOKENS, Profile
+
+CHARS_PER_TOKEN = 4  # an estimate, alike for both ways
+
+MARGIN = 0.05  # of what the request costs as it stands: estimates are off by some per cent
+WARM_DROP_MIN_TOKENS = 2048  # less is not worth a broken prefix
+REASONED_AGAIN = 0.5  # share of lost reasoning that the model does again
+TURNS_PRIOR = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Sizes in tokens of the request as it would go on, and as it would be rewritten. Instructions and tools count."""
+
+    appended: int
+    rewritten: int
+    known: int  # the beginning of `appended` that was sent before
+    shared: int  # the beginning that both have
+    reasoning: int = 0  # after that beginning, in `rewritten`
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """`net` in uncached input tokens: positive, when rewriting is cheaper."""
+
+    net: float
+    margin: float
+    warm: float
+    further: float
+    ways: Ways
+    profile: str
+
+    @property
+    def pays(self) -> bool:
+        return self.net > self.margin
+
+    def __str__(self) -> str:
+        ways = self.ways
+        return (
+            f"a rewrite from {ways.appended} to {ways.rewritten} tokens, the first {ways.shared} alike, "
+            f"{'saves' if self.net >= 0 else 'costs'} {abs(self.net):.0f} ({self.margin:.0f} are wanted): "
+            f"cached with probability {self.warm:.2f}, {self.further:.0f} requests to follow, prices of {self.profile}"
+        )
+
+
+def ways_of(
+    blocks: Sequence[Block],
+    ordinals: Sequence[int],
+    messages: Sequence[Message],
+    *,
+    known: int,
+    present: frozenset[int],
+    proposed: frozenset[int],
+    head: int,
+    noticed: bool,
+) -> Ways:
+    """`known`: leading messages of the request before. `present`, `proposed`: ordinals left out. `head`: characters
+    before the messages; `noticed`: a notice follows them as soon as anything is left out."""
+    appended = rewritten = sent = shared = reasoning = 0
+    alike = not noticed or bool(present) == bool(proposed)
+    for block, ordinal in zip(blocks, ordinals, strict=True):
+        stands, stays = ordinal not in present, ordinal not in proposed
+        alike = alike and stands == stays
+        if stands:
+            appended += block.cost
+            sent += block.cost if block.messages[-1] < known else 0
+        if stays:
+            rewritten += block.cost
+            if not alike:
+                reasoning += sum(messages[i].cost for i in block.messages if messages[i].role == "reasoning")
+        shared += block.cost if alike and stands else 0
+    sizes = (head + appended, head + rewritten, head + sent, head + min(shared, sent), reasoning)
+    return Ways(*(size // CHARS_PER_TOKEN for size in sizes))
+
+
+def weigh(ways: Ways, profile: Profile, warm: float, further: float) -> Weighed:
+    """`warm`: probability that what was sent before is in the cache. `further`: requests expected while it stays so."""
+    matched = 0 if profile.match == "requests" else _served(ways.shared, profile)
+    stay = _first(ways.appended, _served(ways.known, profile), profile, warm)
+    go = _first(ways.rewritten, matched, profile, warm)
+    later = further * profile.read * (_priced(ways.appended, profile) - _priced(ways.rewritten, profile))
+    lost = REASONED_AGAIN * ways.reasoning * profile.output if profile.reasoning == "bound" else 0.0
+    margin = MARGIN * stay
+    if warm > 0.5 and ways.appended - ways.rewritten < WARM_DROP_MIN_TOKENS:
+        margin = max(margin, float(ways.appended))
+    return Weighed(stay - go + later - lost, margin, warm, further, ways, profile.name)
+
+
+def _served(tokens: int, profile: Profile) -> int:
+    whole = tokens if profile.match == "requests" else tokens - tokens % STEP_TOKENS
+    return whole if whole >= profile.minimum_tokens else 0
+
+
+def _first(tokens: int, cached: int, profile: Profile, warm: float) -> float:
+    factor = _priced(tokens, profile) / tokens if tokens else 1.0
+    when_warm = profile.read * cached + profile.write * (tokens - cached)
+    return factor * (warm * when_warm + (1 - warm) * profile.write * tokens)
+
+
+def _priced(tokens: int, profile: Profile) -> float:
+    beyond = 0 < profile.cliff_tokens < tokens
+    return tokens * profile.cliff_factor if beyond else float(tokens)
+
+
+def further_requests(turns: Sequence[int], warm_pauses: float, pauses: int) -> float:
+    """Requests expected after the first one of a turn, until the cache is cold or the session over.
+
+    `turns`: requests of each earlier turn. `warm_pauses`: how many of the pauses left the cache warm, by probability.
+    A turn has as many requests as the median; another warm one follows as often as one did, and as often as a session
+    that has come so far goes on.
+    """
+    usual = median(turns) if turns else 1.0
+    again = (warm_pauses + TURNS_PRIOR) / (pauses + 2 * TURNS_PRIOR)
+    goes_on = len(turns) / (len(turns) + 1.0)
+    follow = again * goes_on
+    return max(0.0, usual - 1) + usual * follow / (1 - follow)

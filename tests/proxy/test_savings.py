@@ -1,0 +1,74 @@
+"""Sums over the archive, against the ledger's own over its exchanges."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from graphstore.records import ExchangeRow
+from graphstore.store.archive import open_reader
+from graphstore.store.reader import Reader
+from graphstore.store.report import Tokens, exchange_tokens
+from proxy import savings
+from proxy.ledger import Price, Totals, entries, total
+from proxy.savings import Savings
+from tests.proxy.dialogue import LUNCH_S, Dialogue, said, turn, user
+
+HEADERS = [{"x-session-id": "one"}, {"x-session-id": "two"}]
+HISTORY = [m for name in ("alpha", "beta", "gamma", "delta") for m in turn(f"Where is {name}?", name)]
+DAY_S = 86_400.0
+
+
+async def test_the_parts_of_a_session_are_its_days_and_models(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    await dialogue.send(HISTORY[:-1], headers=HEADERS[0])
+    await dialogue.send([*HISTORY, user("more")], headers=HEADERS[0], after_s=LUNCH_S)
+    await dialogue.send([*HISTORY, user("more"), said("ok"), user("on")], headers=HEADERS[0], after_s=DAY_S, model="b")
+    await dialogue.conversations.flush()
+    settings = msgspec.structs.replace(dialogue.settings, prices={"*": Price(input=2.0)})
+    with open_reader(dialogue.settings.db) as reader:
+        (session,) = reader.list_sessions()
+        rows = reader.session_exchanges(session.id)
+        whole = total(rows, entries(rows, exchange_tokens(reader, rows), settings.prices, settings.idle_after))
+        parts = Savings(settings).by_session(reader)[session.id]
+    assert [share.model for share in sorted(parts)] == ["gpt-test", "b"]
+    assert [parts[share].requests for share in sorted(parts)] == [2, 1]
+    added = sum(parts.values(), Totals())
+    assert replace(added, cost=0, untouched_cost=0) == replace(whole, cost=0, untouched_cost=0)
+    assert (added.cost, added.untouched_cost) == pytest.approx((whole.cost, whole.untouched_cost))
+    assert added.rewritten and added.untouched_input > added.input and added.cost > 0
+    await dialogue.close()
+
+
+async def test_a_session_is_summed_again_only_when_an_exchange_came_or_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inspector asks every five seconds, and an archive holds tens of thousands of exchanges."""
+    summed: list[int] = []
+
+    def counted(reader: Reader, rows: Sequence[ExchangeRow]) -> dict[int, Tokens]:
+        summed.extend(row.id for row in rows)
+        return exchange_tokens(reader, rows)
+
+    monkeypatch.setattr(savings, "exchange_tokens", counted)
+    dialogue = Dialogue(tmp_path)
+    known = Savings(dialogue.settings)
+    for headers in HEADERS:
+        await dialogue.send([user("hello")], headers=headers)
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        first = known.by_session(reader)
+        assert known.by_session(reader) == first and len(summed) == 2
+
+        reply = await dialogue.send([user("hello"), said("ok"), user("more")], headers=HEADERS[1], finish=False)
+        await dialogue.conversations.flush()
+        assert [p.requests for parts in known.by_session(reader).values() for p in parts.values()] == [1, 2]
+        assert [p.with_usage for parts in known.by_session(reader).values() for p in parts.values()] == [1, 1]
+        dialogue.finish(reply.plan, said("ok"))
+        await dialogue.conversations.flush()
+        assert [p.with_usage for parts in known.by_session(reader).values() for p in parts.values()] == [1, 2]
+        one, two, three = sorted(set(summed))
+        assert summed == [one, two, two, three, two, three]
+    await dialogue.close()
