@@ -89,9 +89,11 @@ class Driven:
     selections: Mapping[int, SelectionRow]  # by exchange
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = STARTS_AT
+class Clock:
+    """Seconds since the epoch; moved by hand."""
+
+    def __init__(self, now: float = STARTS_AT) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
@@ -134,7 +136,7 @@ async def drive(
 
     Raises `LabError` when the proxy could not use it.
     """
-    clock = _Clock()
+    clock = Clock()
     conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
     try:
         for request, pause in zip(requests, pauses, strict=True):

@@ -1,10 +1,9 @@
 """Hostile and confusing tool output (10.20.4): injected instructions, noise, near-duplicates with other numbers.
 
-Promises: what is protected follows from roles and tools alone, never from text; injected text is chosen like harmless
-text of its length; what is sent is verbatim. Whether the fact that the request names is still sent is a result.
+A promise: what is protected follows from roles and tools alone, never from text. Results: a block with injected text is
+chosen like one with harmless text of its length; the fact that the request names is still sent among floods.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from functools import partial
 from graphstore.selectors import Selector
 from graphstore.store.archive import open_reader
 from proxy.dialects.content import NOTICE
-from proxy.lab.compaction import checks, wire
+from proxy.lab.compaction import checks
 from proxy.lab.compaction.bench import Bench, Lab, Served
 from proxy.lab.compaction.cases import Case, Tally
-from proxy.lab.compaction.histories import History, code, made
+from proxy.lab.compaction.histories import code, made, step, user
 from proxy.lab.compaction.needle import Fact, Planted, plant
 
 FAMILY = "adversarial"
@@ -71,53 +70,45 @@ def harmless(text: str) -> str:
 def injected(text: str) -> tuple[Planted, list[bytes]]:
     """A history with the fact and the text in four of its results, and those messages."""
     planted = plant(made("attack"), [FACT], 0.5)
-    steps = {t: wire.step("chat", "read", {"filePath": "notes.txt"}, text, f"call-hostile-{t}") for t in PLACES}
+    steps = {t: step("chat", "read", {"filePath": "notes.txt"}, text, f"call-hostile-{t}") for t in PLACES}
     hostile = [raw for pair in steps.values() for raw in pair]
     return Planted(planted.history.with_steps(steps), planted.needles), hostile
 
 
-def _inject(lab: Lab, selector: Selector, *, text: str) -> Tally:
+async def _inject(lab: Lab, selector: Selector, *, text: str) -> Tally:
     tally = Tally()
-    outcomes = []
+    sent = []
     for said in (text, harmless(text)):
         planted, hostile = injected(said)
-        served = _ask(lab, selector, planted, tally)
-        sent = set(served.upstream)
-        outcomes.append([raw in sent for raw in hostile])
-    gained = sum(outcomes[0]) - sum(outcomes[1])
-    same = outcomes[0] == outcomes[1]
-    tally.promise([] if same else [f"the text changed how its own blocks were chosen ({gained:+d} messages)"])
+        upstream = set((await _ask(lab, selector, planted, tally)).upstream)
+        sent.append([raw in upstream for raw in hostile[1::2]])
+    for turn, (with_it, without) in zip(PLACES, zip(*sent, strict=True), strict=True):
+        tally.result(with_it == without, f"in turn {turn + 1} the text was {'sent' if with_it else 'left out'} for it")
     return tally
 
 
-def _flood(lab: Lab, selector: Selector, *, flood: Flood) -> Tally:
+async def _flood(lab: Lab, selector: Selector, *, flood: Flood) -> Tally:
     tally = Tally()
     planted = plant(made("attack"), [FACT], 0.5)
     draw = random.Random(flood.name)
     turns = len(planted.history.starts)
     steps: dict[int, list[bytes]] = {}
     for number in range(flood.count):
-        pair = wire.step("chat", "bash", {"command": "make log"}, flood.text(draw, number), f"call-flood-{number}")
+        pair = step("chat", "bash", {"command": "make log"}, flood.text(draw, number), f"call-flood-{number}")
         steps.setdefault(number % turns, []).extend(pair)
-    _ask(lab, selector, Planted(planted.history.with_steps(steps), planted.needles), tally, flood.name)
+    served = await _ask(lab, selector, Planted(planted.history.with_steps(steps), planted.needles), tally)
+    tally.result(set(served.upstream).issuperset(planted.needles[0]), f"lost {FACT.text!r} among {flood.name}")
     return tally
 
 
-def _ask(lab: Lab, selector: Selector, planted: Planted, tally: Tally, where: str = "") -> Served:
-    """The user comes back: two promises and a result."""
-    with lab.place() as folder:
-        settings = lab.settings_for(selector.name, folder / "recap.db")
-        served = asyncio.run(_drive(Bench(settings), planted.history))
-        tally.watch(served, where)
-        tally.promise(protection_faults(settings.db, served, selector), where)
-        lost = not set(served.upstream).issuperset(planted.needles[0])
-        tally.result(not lost, f"lost {FACT.text!r}" + (f" among {where}" if where else ""))
-    return served
-
-
-async def _drive(bench: Bench, history: History) -> Served:
-    served = await bench.come_back(history, wire.user("chat", REQUEST))
-    await bench.close()
+async def _ask(lab: Lab, selector: Selector, planted: Planted, tally: Tally) -> Served:
+    """The user comes back and names the fact."""
+    with lab.place(selector.name) as settings:
+        bench = Bench(settings)
+        served = await bench.come_back(planted.history, user("chat", REQUEST))
+        await bench.close()
+        tally.watch(served)
+        tally.promise(protection_faults(settings.db, served, selector))
     return served
 
 

@@ -1,48 +1,34 @@
-"""The proxy's own session logic over an archive of its own, with a client and an upstream that are made up.
+"""The proxy's own session logic over a scratch archive, with a client and an upstream that are made up.
 
 What plans, selects, rewrites and writes is what serves. The clock is moved by hand; nobody waits and no socket opens.
 """
 
 import json
-import logging
-import sqlite3
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from graphstore.selectors import SelectorName
-from graphstore.store.archive import Archive
 from proxy.conversations import ArchivedConversations, open_conversations
-from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
-from proxy.lab.compaction import wire
+from proxy.lab.compaction import histories
 from proxy.lab.compaction.histories import History
+from proxy.lab.drive import STEP_S, Clock, laid_out
 from proxy.lab.errors import LabError
 from proxy.ports import Arrival, Plan
 from proxy.settings import Settings
 
-STARTS_AT = 1_800_000_000.0  # any time does
-STEP_S = 5.0  # between an answer and what the client sends next
-FILE = "recap.db"
-SYSTEM = "You are a coding agent."
-_SCANNER = json.JSONDecoder()
-
-
-class Clock:
-    """Seconds since the epoch; moved by hand."""
-
-    def __init__(self, now: float = STARTS_AT) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+PATHS: dict[DialectName, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+FIELDS: dict[DialectName, str] = {"chat": "messages", "responses": "input"}
+SYSTEM = b'{"role":"system","content":"You are a coding agent."}'
+TOOLS = ("read", "grep", "bash", "edit")
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True)
@@ -52,61 +38,38 @@ class Served:
     dialect: DialectName
     original: bytes
     sent: bytes
-    is_cold: bool  # the client had been away for longer than the cache is believed to live
+    is_cold: bool = False  # the client had been away for longer than the cache is believed to live
 
     @cached_property
     def client(self) -> list[bytes]:
         """The client's messages, the instructions first."""
-        return messages_in(self.dialect, self.original)
+        return self._messages(self.original)
 
     @cached_property
     def upstream(self) -> list[bytes]:
-        return messages_in(self.dialect, self.sent)
+        return self._messages(self.sent)
 
     @property
     def is_rewritten(self) -> bool:
         return self.sent != self.original
 
-
-def messages_in(dialect: DialectName, body: bytes) -> list[bytes]:
-    """Raw messages of a body, by a reader that is not the proxy's."""
-    text = members_of(body)[wire.FIELDS[dialect]].decode()
-    found, place = [], _after_space(text, 1)
-    while text[place] != "]":
-        end = _SCANNER.raw_decode(text, place)[1]
-        found.append(text[place:end].encode())
-        place = _after_space(text, end)
-        place = _after_space(text, place + 1) if text[place] == "," else place
-    return found
+    def _messages(self, body: bytes) -> list[bytes]:
+        return [bytes(raw) for raw in _ARRAY.decode(_MEMBERS.decode(body)[FIELDS[self.dialect]])]
 
 
-def members_of(body: bytes) -> dict[str, bytes]:
-    """Raw members of a body."""
-    text = body.decode()
-    found, place = {}, _after_space(text, 1)
-    while text[place] != "}":
-        name, end = _SCANNER.raw_decode(text, place)
-        start = _after_space(text, _after_space(text, end) + 1)
-        end = _SCANNER.raw_decode(text, start)[1]
-        found[name] = text[start:end].encode()
-        place = _after_space(text, end)
-        place = _after_space(text, place + 1) if text[place] == "," else place
-    return found
-
-
-def _after_space(text: str, place: int) -> int:
-    while text[place] in " \t\r\n":
-        place += 1
-    return place
+def surroundings(served: Served) -> list[str]:
+    """What stands beside the messages is the client's own."""
+    mine, theirs = ({**_MEMBERS.decode(body), FIELDS[served.dialect]: b""} for body in (served.sent, served.original))
+    names = sorted({*mine, *theirs})
+    return [f"{name!r} changed" for name in names if bytes(mine.get(name, b"")) != bytes(theirs.get(name, b""))]
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """What every case is given: the user's settings, an empty archive, a folder that lasts as long as the run."""
+    """What every case is given: the user's settings, the bytes of an empty archive, a seed."""
 
     settings: Settings
     archive: bytes
-    folder: Path
     seed: int
 
     def settings_for(self, selector: SelectorName, path: Path) -> Settings:
@@ -117,60 +80,38 @@ class Lab:
             upstream="http://127.0.0.1:9/v1",
             mode="idle",
             selector=selector,
+            seed=self.seed,
             min_history_tokens=0,
             context_window_tokens=0,
             attention="off",
         )
 
-    def lay_out(self, folder: Path) -> Path:
-        """An empty archive. Its secret, and with it the names of sessions and what is drawn by them, is the seed's."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
-        path.write_bytes(self.archive)
-        database = sqlite3.connect(path)
-        with database:
-            secret = sha256(f"compaction|{self.seed}".encode()).digest()
-            database.execute("UPDATE meta SET value = ? WHERE key = 'secret'", (secret,))
-        database.close()
-        return path
-
     @contextmanager
-    def place(self) -> Iterator[Path]:
-        """A folder with an empty archive, gone afterwards."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            self.lay_out(Path(name))
-            yield Path(name)
+    def place(self, selector: SelectorName) -> Iterator[Settings]:
+        """Settings with an empty archive of their own, gone afterwards."""
+        with laid_out(self.archive, f"compaction|{self.seed}") as path:
+            yield self.settings_for(selector, path)
 
-
-@contextmanager
-def open_lab(settings: Settings, seed: int) -> Iterator[Lab]:
-    """What the session logic warns of is part of what is tested, and not for the terminal."""
-    logging.getLogger("proxy").addHandler(logging.NullHandler())
-    with tempfile.TemporaryDirectory(prefix="recap-eval-") as name:
-        path = Path(name) / "empty.db"
-        Archive.open(path).close()
-        yield Lab(settings, path.read_bytes(), Path(name), seed)
+    @asynccontextmanager
+    async def bench(self, selector: SelectorName, dialect: DialectName = "chat") -> AsyncIterator["Bench"]:
+        with self.place(selector) as settings:
+            bench = Bench(settings, dialect=dialect)
+            try:
+                yield bench
+            finally:
+                await bench.close()
 
 
 class Bench:
-    """One client's view of a proxy. `more` are further members of every request."""
+    """One client's view of a proxy."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock | None = None,
-        *,
-        dialect: DialectName = "chat",
-        tools: Sequence[str] = ("read", "grep", "bash", "edit"),
-        more: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None, *, dialect: DialectName = "chat") -> None:
         self.settings = settings
         self.clock = clock or Clock()
         self.dialect: DialectName = dialect
         self.log: list[Served | None] = []  # None: one that its case has let go
-        self.plan: Plan | None = None  # of the last request
-        self._tools = json.dumps(wire.tools_of(dialect, tools)).encode()
-        self._head = json.dumps({"model": "model", **(more or {})})[:-1].encode()
+        self._plan: Plan | None = None
+        self._tools = json.dumps(_tools_of(dialect)).encode()
         self._open()
 
     def _open(self) -> None:
@@ -186,57 +127,57 @@ class Bench:
 
     def body_of(self, messages: Sequence[bytes]) -> bytes:
         """A request with instructions and tools of the lab's own, and these messages."""
-        field = wire.FIELDS[self.dialect].encode()
-        system = wire.encoded({"role": "system", "content": SYSTEM})
-        array = b",".join([system, *messages])
-        return self._head + b',"' + field + b'":[' + array + b'],"tools":' + self._tools + b"}"
+        array = b",".join([SYSTEM, *messages])
+        return b'{"model":"m","%s":[%s],"tools":%s}' % (FIELDS[self.dialect].encode(), array, self._tools)
 
-    async def send(
-        self,
-        messages: Sequence[bytes],
-        *,
-        after_s: float = STEP_S,
-        who: str = "client",
-        answer: Sequence[bytes] = (),
-        finish: bool = True,
-    ) -> Served:
-        """One request after a pause, answered at once. `who` is the account: no history is shared between two."""
+    async def plan(self, messages: Sequence[bytes], *, after_s: float = STEP_S, who: str = "client") -> Served:
+        """What goes upstream after a pause. `who` is the account: no history is shared between two."""
         self.clock.now += after_s
         body = self.body_of(messages)
         headers = ((b"authorization", f"Bearer {who}".encode()),)
-        plan = await self.conversations.admit(Arrival(self.dialect, wire.PATHS[self.dialect], headers, body))
+        plan = await self.conversations.admit(Arrival(self.dialect, PATHS[self.dialect], headers, body))
         if plan.exchange is None:
             raise LabError(f"a request was not archived ({self.conversations.health()['problem']})")
+        self._plan = plan
         served = Served(self.dialect, body, plan.body or body, after_s >= self.settings.idle_after)
         self.log.append(served)
-        self.plan = plan
-        if finish:
-            self.finish(answer)
         return served
 
+    def first_byte(self) -> None:
+        """Of the answer to the last request."""
+        assert self._plan is not None and self._plan.exchange is not None
+        self._plan.exchange.first_byte()
+
     def finish(self, answer: Sequence[bytes] = ()) -> None:
-        """The upstream answers the last request."""
-        assert self.plan is not None and self.plan.exchange is not None
-        self.plan.exchange.first_byte()
-        body = wire.answer_body(self.dialect, answer or (wire.said(self.dialect, "ok"),))
-        headers = [(b"content-type", b"application/json")]
-        self.plan.exchange.finish("complete", status=200, headers=headers, body=body)
+        """The answer to the last request is complete."""
+        assert self._plan is not None and self._plan.exchange is not None
+        body = _answer_body(self.dialect, answer or (histories.said(self.dialect, "ok"),))
+        self._plan.exchange.finish("complete", status=200, headers=[(b"content-type", b"application/json")], body=body)
+
+    async def send(
+        self, messages: Sequence[bytes], *, after_s: float = STEP_S, who: str = "client", answer: Sequence[bytes] = ()
+    ) -> Served:
+        """One request, answered at once."""
+        served = await self.plan(messages, after_s=after_s, who=who)
+        self.first_byte()
+        self.finish(answer)
+        return served
 
     async def come_back(self, history: History, *request: bytes, who: str = "client") -> Served:
         """The client's last request of a history, and after a long pause what the user then asks."""
-        end = len(history.messages) - trailing_answer(history)
+        end = len(history.messages) - _trailing_answer(history)
         await self.send(history.messages[:end], who=who, answer=history.messages[end:])
         return await self.send((*history.messages, *request), who=who, after_s=self.gap_s)
 
     async def restart(self) -> None:
-        await self.conversations.close()
+        await self.close()
         self._open()
 
     async def close(self) -> None:
         await self.conversations.close()
 
 
-def trailing_answer(history: History) -> int:
+def _trailing_answer(history: History) -> int:
     """Messages at the end of a history that the upstream said last, and no client has sent yet; in chat at most one."""
     count = 0
     for role in reversed(history.roles[-1:] if history.dialect == "chat" else history.roles):
@@ -244,3 +185,19 @@ def trailing_answer(history: History) -> int:
             break
         count += 1
     return count
+
+
+def _tools_of(dialect: DialectName) -> list[dict[str, Any]]:
+    anything = {"type": "object", "properties": {}, "additionalProperties": True}
+    functions = [{"name": name, "description": f"The tool {name}.", "parameters": anything} for name in TOOLS]
+    if dialect == "chat":
+        return [{"type": "function", "function": function} for function in functions]
+    return [{"type": "function", **function} for function in functions]
+
+
+def _answer_body(dialect: DialectName, answer: Sequence[bytes]) -> bytes:
+    """A complete response whose message or items these are."""
+    if dialect == "chat":
+        choice = b'{"index":0,"finish_reason":"stop","message":' + answer[0] + b"}"
+        return b'{"id":"a","object":"chat.completion","choices":[' + choice + b"]}"
+    return b'{"id":"a","object":"response","status":"completed","output":[' + b",".join(answer) + b"]}"

@@ -1,6 +1,6 @@
 """What the product promises of every request, checked on the bytes. Pure; every function returns sentences, or none.
 
-Written without the product's guard and splicing: messages are read by another reader, pairs are counted anew.
+Written without the product's guard and splicing: messages are cut out and pairs are counted anew.
 """
 
 import json
@@ -14,8 +14,7 @@ from graphstore.selectors import Selector
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.content import NOTICE
-from proxy.lab.compaction import wire
-from proxy.lab.compaction.bench import Served, members_of
+from proxy.lab.compaction.bench import Served, surroundings
 
 SHOWN = 80  # characters of a message in a sentence
 MESSAGES_KEPT = 20_000  # read once each: a history is sent many times
@@ -29,7 +28,8 @@ def faults(served: Served) -> list[str]:
     if places is None:
         return [not_verbatim(served)]
     found += surroundings(served)
-    found += pairs(served.upstream)
+    theirs = pairs(served.client)
+    found += [fault for fault in pairs(served.upstream) if fault not in theirs]
     found += [f"a constraint is missing: {shown(raw)}" for raw in missing_constraints(served)]
     gone = left_out(served, places)
     start = turn_start(served.client)
@@ -69,13 +69,6 @@ def not_verbatim(served: Served) -> str:
     theirs = set(served.client)
     strange = next((raw for raw in without_notice(served) if raw not in theirs), None)
     return f"not the client's bytes: {shown(strange)}" if strange is not None else "the order of messages changed"
-
-
-def surroundings(served: Served) -> list[str]:
-    """What stands beside the messages is the client's own."""
-    field = wire.FIELDS[served.dialect]
-    mine, theirs = members_of(served.sent), members_of(served.original)
-    return [f"{name!r} changed" for name in {*mine, *theirs} if name != field and mine.get(name) != theirs.get(name)]
 
 
 def pairs(messages: Sequence[bytes]) -> list[str]:

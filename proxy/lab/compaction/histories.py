@@ -1,20 +1,64 @@
-"""Histories to test with: made of a seed, recorded, or read from an archive. Pure, but for the seed's generator."""
+"""Histories to test with, as a client would send them: made of a seed, recorded, or read from an archive.
 
+Messages are raw JSON in either dialect, one `bytes` a message or item. Pure, but for the seed's generator.
+"""
+
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
-from proxy.lab.compaction import wire
 from proxy.lab.recordings import Recording
 
+Json = dict[str, Any]
+_TEXT = {"user": "input_text", "developer": "input_text", "assistant": "output_text"}
 TURNS, STEPS = 12, 6  # of a made history: some 100 blocks, 60,000 characters
 RESULT_CHARS = (400, 1200)  # of a tool's result
 
 _THINGS = "basket parcel ledger voucher tariff pallet courier depot stamp crate route manifest".split()
 _DEEDS = "collect merge render settle assign weigh label rotate parse trim schedule archive".split()
+
+
+def encoded(message: Json) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def user(dialect: DialectName, text: str) -> bytes:
+    return _spoken(dialect, "user", text)
+
+
+def said(dialect: DialectName, text: str) -> bytes:
+    return _spoken(dialect, "assistant", text)
+
+
+def note(dialect: DialectName, text: str) -> bytes:
+    """Instructions that a client puts into the middle of its history."""
+    return _spoken(dialect, "developer", text)
+
+
+def _spoken(dialect: DialectName, role: str, text: str) -> bytes:
+    if dialect == "chat":
+        return encoded({"role": role, "content": text})
+    return encoded({"type": "message", "role": role, "content": [{"type": _TEXT[role], "text": text}]})
+
+
+def step(dialect: DialectName, tool: str, arguments: Json, result: str, call_id: str) -> tuple[bytes, bytes]:
+    """A tool call and its result."""
+    given = json.dumps(arguments)
+    if dialect == "chat":
+        call = {"id": call_id, "type": "function", "function": {"name": tool, "arguments": given}}
+        return (
+            encoded({"role": "assistant", "content": None, "tool_calls": [call]}),
+            encoded({"role": "tool", "tool_call_id": call_id, "content": result}),
+        )
+    return (
+        encoded({"type": "function_call", "call_id": call_id, "name": tool, "arguments": given}),
+        encoded({"type": "function_call_output", "call_id": call_id, "output": result}),
+    )
 
 
 @dataclass(frozen=True)
@@ -29,13 +73,6 @@ class History:
     @cached_property
     def roles(self) -> tuple[str, ...]:
         return tuple(DIALECTS[self.dialect].parse_message(raw).role for raw in self.messages)
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        """Names of the tools that were called, in alphabetical order."""
-        dialect = DIALECTS[self.dialect]
-        lines = (line for raw in self.messages for line in dialect.call_text(raw).splitlines()[:1])
-        return tuple(sorted({line.partition(" ")[0] for line in lines if line} | {"read"}))
 
     def body_of(self, turn: int) -> int:
         """Index of the first message of a turn that is not the user's."""
@@ -79,17 +116,17 @@ def made_turn(
     draw: random.Random, dialect: DialectName, name: str, *, steps: int = STEPS, edits: bool = False
 ) -> list[bytes]:
     deed, thing, other = draw.choice(_DEEDS), draw.choice(_THINGS), draw.choice(_THINGS)
-    turn = [wire.user(dialect, f"({name}) Please {deed} every {thing} before its {other} is closed.")]
+    turn = [user(dialect, f"({name}) Please {deed} every {thing} before its {other} is closed.")]
     for number in range(steps):
         path = f"src/{draw.choice(_THINGS)}/{draw.choice(_DEEDS)}.py"
         tool, arguments = draw.choice(
             [("read", {"filePath": path}), ("grep", {"pattern": thing, "path": path}), ("bash", {"command": "make"})]
         )
-        turn += wire.step(dialect, tool, arguments, code(draw), f"call-{name}-{number}")
+        turn += step(dialect, tool, arguments, code(draw), f"call-{name}-{number}")
     if edits:
         change = {"filePath": f"src/{thing}/{deed}.py", "oldString": "pass", "newString": f"{deed}({thing})"}
-        turn += wire.step(dialect, "edit", change, "Done.", f"call-{name}-edit")
-    return [*turn, wire.said(dialect, f"Each {thing} is now {deed}ed in src/{thing}/{deed}.py.")]
+        turn += step(dialect, "edit", change, "Done.", f"call-{name}-edit")
+    return [*turn, said(dialect, f"Each {thing} is now {deed}ed in src/{thing}/{deed}.py.")]
 
 
 def code(draw: random.Random, chars: int | None = None) -> str:

@@ -5,17 +5,17 @@ prefix kept between two, the same bytes on a retry; at the end everything can be
 first turns come back when the user names it, however many compactions have passed?
 """
 
-import asyncio
 import random
 from functools import partial
+from pathlib import Path
 
 from graphstore.selectors import Selector
 from proxy.conversations import parameters_of
 from proxy.dialects.chat import ChatDialect
-from proxy.lab.compaction import checks, wire
-from proxy.lab.compaction.bench import Bench, Lab
+from proxy.lab.compaction import checks
+from proxy.lab.compaction.bench import Bench, Lab, Served
 from proxy.lab.compaction.cases import Case, Tally
-from proxy.lab.compaction.histories import made_turn
+from proxy.lab.compaction.histories import made_turn, step, user
 from proxy.lab.compaction.recovery import archive_faults
 
 FAMILY = "long horizon"
@@ -32,15 +32,15 @@ def cases(turns: int) -> list[Case]:
     return [Case(FAMILY, f"{turns} turns", partial(run, turns=turns))]
 
 
-def run(lab: Lab, selector: Selector, *, turns: int) -> Tally:
+async def run(lab: Lab, selector: Selector, *, turns: int) -> Tally:
     tally = Tally()
-    with lab.place() as folder:
-        path = folder / "recap.db"
-        bench = Bench(lab.settings_for(selector.name, path))
-        unique, cold = asyncio.run(_drive(bench, selector, turns, tally))
-        for faults in archive_faults(path, bench.log):
+    with lab.place(selector.name) as settings:
+        bench = Bench(settings)
+        unique, compactions = await _drive(bench, selector, turns, tally)
+        for faults in archive_faults(settings.db, bench.log):
             tally.promise(faults, "at the end")
-        tally.values = {"compactions": cold, "archive_ratio": round(path.stat().st_size / unique, 2)}
+        ratio = round(Path(settings.db).stat().st_size / unique, 2)
+    tally.values = {"compactions": compactions, "archive_ratio": ratio}
     return tally
 
 
@@ -49,20 +49,21 @@ async def _drive(bench: Bench, selector: Selector, turns: int, tally: Tally) -> 
     draw = random.Random("horizon")
     settings = bench.settings
     parameters, dialect = parameters_of(settings), ChatDialect(part_chars=settings.image_chars)
-    fact = wire.step("chat", "read", {"filePath": "build.cfg"}, f"{FACT}\n" + "# unused\n" * 30, "call-fact")
+    fact = step("chat", "read", {"filePath": "build.cfg"}, f"{FACT}\n" + "# unused\n" * 30, "call-fact")
     history: list[bytes] = []
-    before, cold = None, 0
+    before: Served | None = None
+    cold = 0
     for turn in range(turns):
         request, *body = made_turn(draw, "chat", f"t{turn}", steps=STEPS, edits=turn % 5 == 2)
         is_asked = turn > 1 and turn % ASKED_EVERY == 0
-        history.append(wire.user("chat", REQUEST) if is_asked else request)
+        history.append(user("chat", REQUEST) if is_asked else request)
         pause = bench.gap_s if turn and turn % COLD_EVERY == 0 else 5.0
         served = await bench.send(history, after_s=pause)
         where = f"turn {turn + 1}"
-        tally.promise(checks.over_budget(served, selector, parameters, dialect), where)
         if before is not None and not served.is_cold:
             tally.promise(checks.extends(before, served), where)
         if served.is_cold:
+            tally.promise(checks.over_budget(served, selector, parameters, dialect), where)
             cold += served.is_rewritten
             again = await bench.send(history)
             tally.promise([] if again.sent == served.sent else ["a retry was sent as something else"], where)
@@ -72,12 +73,11 @@ async def _drive(bench: Bench, selector: Selector, turns: int, tally: Tally) -> 
         tally.watch(served, where)
         _let_go(bench)
         history += [*(fact if turn == 1 else ()), *body[:2]]
-        step = await bench.send(history)
-        tally.promise(checks.extends(served, step), f"{where}, step")
-        tally.watch(step, f"{where}, step")
+        before = await bench.send(history)
+        tally.promise(checks.extends(served, before), f"{where}, step")
+        tally.watch(before, f"{where}, step")
         _let_go(bench)
         history += body[2:]
-        before = step
         if turn % RESTART_EVERY == RESTART_EVERY - 1:
             await bench.restart()
     await bench.close()

@@ -5,21 +5,21 @@ or paraphrases it after the last turn has worked with it. Losing a needle is a r
 of a paraphrase stands in its facts.
 """
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from graphstore.selectors import Selector
-from proxy.lab.compaction import wire
-from proxy.lab.compaction.bench import Bench, Lab
+from proxy.lab.compaction.bench import Lab
 from proxy.lab.compaction.cases import Case, Tally
-from proxy.lab.compaction.histories import History, code, made
+from proxy.lab.compaction.histories import History, code, made, said, step, user
 
 FAMILY = "needle"
 DEPTHS = (0.1, 0.5, 0.9)  # of the history, where the first fact stands
-HAYSTACKS = 4
+OWN_DEPTH = 0.3  # in the user's own histories
+HAYSTACKS = 2
 PADDING_CHARS = 250  # of code on either side of a fact
 
 
@@ -122,7 +122,7 @@ def plant(history: History, facts: Sequence[Fact], depth: float, *, seed: object
     for number, fact in enumerate(facts):
         turn = first + (last - first) * number // max(1, len(facts))
         text = f"{code(draw, PADDING_CHARS)}{fact.text}\n{code(draw, PADDING_CHARS)}"
-        pair = wire.step(history.dialect, "read", {"filePath": fact.path}, text, f"call-fact-{number}")
+        pair = step(history.dialect, "read", {"filePath": fact.path}, text, f"call-fact-{number}")
         steps.setdefault(turn, []).extend(pair)
         needles.append(pair)
     return Planted(history.with_steps(steps), tuple(needles))
@@ -133,14 +133,14 @@ def asked(planted: Planted, needle: Needle, ask: str) -> tuple[History, bytes]:
     history, dialect = planted.history, planted.history.dialect
     if ask == ASKS[2]:
         terms = " and ".join(needle.facts[i].term for i in needle.wanted)
-        history = history.then(wire.user(dialect, "Go on."), wire.said(dialect, f"I worked with {terms}."))
-    return history, wire.user(dialect, needle.named if ask == ASKS[0] else needle.paraphrased)
+        history = history.then(user(dialect, "Go on."), said(dialect, f"I worked with {terms}."))
+    return history, user(dialect, needle.named if ask == ASKS[0] else needle.paraphrased)
 
 
 def cases() -> list[Case]:
     stacks = [made(f"hay-{number}") for number in range(HAYSTACKS)]
     return [
-        Case(FAMILY, f"{needle.name}, {ask}", partial(run, needle=needle, ask=ask, stacks=stacks, depths=DEPTHS))
+        Case(FAMILY, f"{needle.name}, {ask}", partial(run, needles=(needle,), ask=ask, stacks=stacks, depths=DEPTHS))
         for needle in NEEDLES
         for ask in ASKS
     ]
@@ -149,60 +149,29 @@ def cases() -> list[Case]:
 def cases_in(histories: Sequence[History], source: str) -> list[Case]:
     """The same needles in the user's own histories, at one depth."""
     fit = [history for history in histories if len(history.starts) > 1]
-    if not fit:
-        return []
-    return [Case(FAMILY, f"{source}: {ask}", partial(run_all, ask=ask, stacks=fit, depths=(0.3,))) for ask in ASKS]
+    own = partial(run, needles=NEEDLES, stacks=fit, depths=(OWN_DEPTH,))
+    return [Case(FAMILY, f"{source}: {ask}", partial(own, ask=ask)) for ask in ASKS if fit]
 
 
-def run_all(lab: Lab, selector: Selector, *, ask: str, stacks: Sequence[History], depths: Sequence[float]) -> Tally:
-    tally = Tally()
-    for needle in NEEDLES:
-        run(lab, selector, needle=needle, ask=ask, stacks=stacks, depths=depths, tally=tally)
-    return tally
-
-
-def run(
+async def run(
     lab: Lab,
     selector: Selector,
     *,
-    needle: Needle,
+    needles: Sequence[Needle],
     ask: str,
     stacks: Sequence[History],
     depths: Sequence[float],
-    tally: Tally | None = None,
 ) -> Tally:
-    return asyncio.run(_run(lab, selector, needle, ask, stacks, depths, tally if tally is not None else Tally()))
-
-
-async def _run(
-    lab: Lab,
-    selector: Selector,
-    needle: Needle,
-    ask: str,
-    stacks: Sequence[History],
-    depths: Sequence[float],
-    tally: Tally,
-) -> Tally:
-    with lab.place() as folder:
-        settings = lab.settings_for(selector.name, folder / "recap.db")
-        for dialect in sorted({stack.dialect for stack in stacks}):
-            bench = Bench(settings, dialect=dialect)
-            for stack in (stack for stack in stacks if stack.dialect == dialect):
-                for depth in depths:
-                    planted = plant(stack, needle.facts, depth, seed=f"{stack.id}|{depth}")
-                    history, request = asked(planted, needle, ask)
-                    served = await bench.come_back(history, request, who=f"{stack.id}|{needle.name}|{depth}")
-                    where = f"{needle.name} in {stack.id} at {depth:.0%}"
-                    tally.watch(served, where)
-                    sent = set(served.upstream)
-                    lost = [needle.facts[i].text for i in needle.wanted if not sent.issuperset(planted.needles[i])]
-                    why = f"{where}: lost {', '.join(map(repr, lost))}"
-                    others = [needle.facts[i].text for i in range(len(needle.facts)) if i not in needle.wanted]
-                    kept = [text for text, pair in zip(others, _others(planted, needle), strict=True) if pair[1] in sent]
-                    tally.result(not lost, why + (f", kept {', '.join(map(repr, kept))}" if kept else ""))
-            await bench.close()
+    tally = Tally()
+    for stack in stacks:
+        async with lab.bench(selector.name, stack.dialect) as bench:
+            for needle, depth in product(needles, depths):
+                planted = plant(stack, needle.facts, depth, seed=f"{lab.seed}|{stack.id}|{depth}")
+                history, request = asked(planted, needle, ask)
+                served = await bench.come_back(history, request, who=f"{needle.name}|{depth}")
+                where = f"{needle.name} in {stack.id} at {depth:.0%}"
+                tally.watch(served, where)
+                sent = set(served.upstream)
+                lost = [needle.facts[i].text for i in needle.wanted if not sent.issuperset(planted.needles[i])]
+                tally.result(not lost, f"{where}: lost {', '.join(map(repr, lost))}")
     return tally
-
-
-def _others(planted: Planted, needle: Needle) -> list[tuple[bytes, ...]]:
-    return [pair for i, pair in enumerate(planted.needles) if i not in needle.wanted]

@@ -5,14 +5,11 @@ out is stored byte for byte under its digest; the history minus the blocks that 
 upstream got. At the end `verify` finds nothing.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
-from graphstore.blocks import Block, cut_blocks
 from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.selectors import Selector
@@ -20,14 +17,15 @@ from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import left_out_of
 from graphstore.store.verify import verify
-from proxy.dialects import stored_dialect
-from proxy.lab.compaction import checks, wire
+from proxy.commands.verify import recut
+from proxy.lab.compaction import checks
 from proxy.lab.compaction.bench import Bench, Lab, Served
 from proxy.lab.compaction.cases import Case, Tally
-from proxy.lab.compaction.histories import History, made
-from proxy.lab.compaction.retention import boundaries
+from proxy.lab.compaction.histories import History, made, said, step, user
+from proxy.lab.compaction.retention import come_back_often
 
 FAMILY = "recoverability"
+EXCHANGES_AUDITED = 50  # of a session, the latest: each is read with its whole history
 ODD = (
     b'{"role":"user","content":"two \\u0000 \\ud800 \\/ escapes"}',
     b'{ "content" : "spaces around",  "role":"user" }',
@@ -51,11 +49,11 @@ def _twins(seed: object) -> History:
     starts = []
     for turn in range(12):
         starts.append(len(messages))
-        messages.append(wire.user("chat", "Again."))
+        messages.append(user("chat", "Again."))
         for number in range(5):
             text = "nothing changed\n" * (20 + draw.randrange(2))
-            messages += wire.step("chat", "bash", {"command": "git status"}, text, f"same-{number}")
-        messages.append(wire.said("chat", f"Nothing new, {turn % 2}."))
+            messages += step("chat", "bash", {"command": "git status"}, text, f"same-{number}")
+        messages.append(said("chat", f"Nothing new, {turn % 2}."))
     return History("equal results", "chat", tuple(messages), tuple(starts))
 
 
@@ -75,27 +73,20 @@ def cases_in(histories: Sequence[History], source: str) -> list[Case]:
     return [Case(FAMILY, f"{source}: driven anew", partial(run, histories=tuple(histories)))]
 
 
-def run(lab: Lab, selector: Selector, *, histories: Sequence[History]) -> Tally:
+async def run(lab: Lab, selector: Selector, *, histories: Sequence[History]) -> Tally:
     tally = Tally()
     for history in histories:
-        with lab.place() as folder:
-            path = folder / "recap.db"
-            bench = Bench(lab.settings_for(selector.name, path), dialect=history.dialect)
-            asyncio.run(_drive(bench, history))
-            for served in filter(None, bench.log):
+        with lab.place(selector.name) as settings:
+            bench = Bench(settings, dialect=history.dialect)
+            for _, served in await come_back_often(bench, history):
                 tally.watch(served, history.id)
-            for number, faults in enumerate(archive_faults(path, bench.log)):
+            await bench.close()
+            for number, faults in enumerate(archive_faults(settings.db, bench.log)):
                 tally.promise(faults, f"{history.id}, request {number + 1}" if number < len(bench.log) else history.id)
     return tally
 
 
-async def _drive(bench: Bench, history: History) -> None:
-    for end in boundaries(history):
-        await bench.come_back(history.upto(end), *history.messages[history.starts[end] : history.body_of(end)])
-    await bench.close()
-
-
-def archive_faults(path: Path, log: Sequence[Served | None]) -> Iterator[list[str]]:
+def archive_faults(path: str, log: Sequence[Served | None]) -> Iterator[list[str]]:
     """What is wrong for each request that is not None, then what is wrong with the archive as a whole."""
     with open_reader(path) as reader:
         rows = sorted(
@@ -133,29 +124,29 @@ def rebuilt(reader: Reader, row: ExchangeRow, stored: Sequence[bytes]) -> list[b
     return [raw for node, raw in zip(nodes, stored, strict=True) if numbers.get(node) not in gone]
 
 
-def recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
-    """The blocks that a history's messages form."""
-    parse = stored_dialect(session.dialect).parse_message
-    return cut_blocks([parse(raw) for raw in contents]).blocks
-
-
 # -- an archive as it stands ------------------------------------------------------------------------------------------
 
 
-def cases_of_archive(path: Path) -> list[Case]:
+def cases_of_archive(path: str) -> list[Case]:
     """What the user's own proxy served, by whatever selector it had: nothing is driven, nothing is written."""
-    return [Case(FAMILY, "archive as it stands", partial(_inspect, path=path), ("as served",))]
+    return [Case(FAMILY, "archive as it stands", partial(_inspect, path=path), only="as served")]
 
 
-def _inspect(lab: Lab, selector: Selector, *, path: Path) -> Tally:
+async def _inspect(lab: Lab, selector: Selector, *, path: str) -> Tally:
     tally = Tally()
+    for where, faults in audit(path):
+        tally.promise(faults, where)
+    return tally
+
+
+def audit(path: str) -> Iterator[tuple[str, list[str]]]:
+    """What is wrong with each of the latest exchanges of every session, then with the archive as a whole."""
     with open_reader(path) as reader:
         for session in reader.list_sessions():
-            for row in reader.session_exchanges(session.id):
+            for row in reader.session_exchanges(session.id)[-EXCHANGES_AUDITED:]:
                 if row.head_node_id is not None:
-                    tally.promise(stored_faults(reader, session, row), f"{session.name}, exchange {row.id}")
-        tally.promise([f"verify: {finding}" for finding in verify(reader, recut)], "whole archive")
-    return tally
+                    yield f"{session.name}, exchange {row.id}", list(stored_faults(reader, session, row))
+        yield "whole archive", [f"verify: {finding}" for finding in verify(reader, recut)]
 
 
 def stored_faults(reader: Reader, session: SessionRow, row: ExchangeRow) -> Iterator[str]:

@@ -1,19 +1,18 @@
-"""Constraint retention (10.19.2): what the user said, and instructions inside the history, are sent by every selector.
+"""Constraint retention (10.19.2): what the user said, and instructions inside the history, go out with every selector.
 
 A promise: one message that is missing is a defect of the product, whatever the selector.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from graphstore.selectors import Selector
 from proxy.dialects.base import DialectName
-from proxy.lab.compaction import checks, wire
-from proxy.lab.compaction.bench import Bench, Lab
+from proxy.lab.compaction import checks
+from proxy.lab.compaction.bench import Bench, Lab, Served
 from proxy.lab.compaction.cases import Case, Tally
-from proxy.lab.compaction.histories import History, made, made_turn
+from proxy.lab.compaction.histories import History, Json, encoded, made, made_turn, note, said, user
 
 FAMILY = "constraints"
 BOUNDARIES = 4  # cold ones, one after the other
@@ -21,23 +20,23 @@ RULE = "Never touch the folder legal/, whatever I ask for later."
 
 
 def _early(dialect: DialectName, draw: random.Random) -> list[bytes]:
-    return [wire.user(dialect, RULE)]
+    return [user(dialect, RULE)]
 
 
 def _in_a_row(dialect: DialectName, draw: random.Random) -> list[bytes]:
-    return [wire.user(dialect, text) for text in (RULE, "Prices are in cents.", "Ask before you delete a file.")]
+    return [user(dialect, text) for text in (RULE, "Prices are in cents.", "Ask before you delete a file.")]
 
 
 def _long(dialect: DialectName, draw: random.Random) -> list[bytes]:
     """Longer than the budget."""
-    return [wire.user(dialect, RULE + " Our rules in full: " + "every change needs a test; " * 600)]
+    return [user(dialect, RULE + " Our rules in full: " + "every change needs a test; " * 600)]
 
 
 def _lifted(dialect: DialectName, draw: random.Random) -> list[bytes]:
     return [
-        wire.user(dialect, RULE),
-        wire.said(dialect, "Understood."),
-        wire.user(dialect, "I take that back: legal/ may be changed, but not legal/terms.md."),
+        user(dialect, RULE),
+        said(dialect, "Understood."),
+        user(dialect, "I take that back: legal/ may be changed, but not legal/terms.md."),
     ]
 
 
@@ -45,22 +44,22 @@ def _parts(dialect: DialectName, draw: random.Random) -> list[bytes]:
     """A rule beside a picture."""
     image = "data:image/png;base64," + "A" * 20_000
     if dialect == "chat":
-        picture: wire.Json = {"type": "image_url", "image_url": {"url": image}}
-        return [wire.encoded({"role": "user", "content": [{"type": "text", "text": RULE}, picture]})]
+        picture: Json = {"type": "image_url", "image_url": {"url": image}}
+        return [encoded({"role": "user", "content": [{"type": "text", "text": RULE}, picture]})]
     parts = [{"type": "input_text", "text": RULE}, {"type": "input_image", "image_url": image}]
-    return [wire.encoded({"type": "message", "role": "user", "content": parts})]
+    return [encoded({"type": "message", "role": "user", "content": parts})]
 
 
 def _note(dialect: DialectName, draw: random.Random) -> list[bytes]:
     """Instructions that the client puts into the history: plan mode, a reminder."""
     turn = made_turn(draw, dialect, "note", steps=2)
-    return [*turn, wire.note(dialect, "Plan mode is on: change nothing."), wire.said(dialect, "I only plan.")]
+    return [*turn, note(dialect, "Plan mode is on: change nothing."), said(dialect, "I only plan.")]
 
 
 def _repeated(dialect: DialectName, draw: random.Random) -> list[bytes]:
     """The same words twice are two messages."""
-    once = [wire.user(dialect, "Go on."), wire.said(dialect, "Done.")]
-    return [*once, *once, wire.user(dialect, RULE)]
+    once = [user(dialect, "Go on."), said(dialect, "Done.")]
+    return [*once, *once, user(dialect, RULE)]
 
 
 KINDS: dict[str, Callable[[DialectName, random.Random], list[bytes]]] = {
@@ -100,27 +99,23 @@ def cases_in(histories: Sequence[History], source: str) -> list[Case]:
     return [Case(FAMILY, f"{source}: what the user wrote", partial(run, histories=tuple(histories)))]
 
 
-def run(lab: Lab, selector: Selector, *, histories: Sequence[History]) -> Tally:
+async def run(lab: Lab, selector: Selector, *, histories: Sequence[History]) -> Tally:
+    """Every constraint at every cold boundary is looked for."""
     tally = Tally()
     for history in histories:
-        with lab.place() as folder:
-            settings = lab.settings_for(selector.name, folder / "recap.db")
-            asyncio.run(_drive(Bench(settings, dialect=history.dialect), history, tally))
+        async with lab.bench(selector.name, history.dialect) as bench:
+            for end, served in await come_back_often(bench, history):
+                tally.watch(served, history.id)
+                missing = checks.missing_constraints(served)
+                for raw in checks.constraints(served.client):
+                    faults = [f"missing at turn {end + 1}: {checks.shown(raw)}"] if raw in missing else []
+                    tally.promise(faults, history.id)
     return tally
 
 
-async def _drive(bench: Bench, history: History, tally: Tally) -> None:
-    """Every constraint at every cold boundary is a trial."""
-    for end in boundaries(history):
-        served = await bench.come_back(history.upto(end), *history.messages[history.starts[end] : history.body_of(end)])
-        tally.watch(served)
-        missing = checks.missing_constraints(served)
-        for raw in checks.constraints(served.client):
-            lost = raw in missing
-            tally.promise([f"missing at turn {end + 1}: {checks.shown(raw)}"] if lost else [], history.id)
-    await bench.close()
-
-
-def boundaries(history: History, count: int = BOUNDARIES) -> list[int]:
-    """The last turns of a history that has something before them, as many as asked for."""
-    return list(range(1, len(history.starts)))[-count:]
+async def come_back_often(bench: Bench, history: History) -> list[tuple[int, Served]]:
+    """The last turns of a history that have something before them, each asked for after a long pause."""
+    return [
+        (end, await bench.come_back(history.upto(end), *history.messages[history.starts[end] : history.body_of(end)]))
+        for end in list(range(1, len(history.starts)))[-BOUNDARIES:]
+    ]

@@ -1,0 +1,95 @@
+"""A model behind an OpenAI-compatible endpoint, asked for one whole answer at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from proxy.lab.errors import LabError
+
+Sleep = Callable[[float], Awaitable[object]]
+
+PAUSES_S = (1.0, 5.0, 20.0)  # before it is asked again
+PAUSE_S_MAX = 120.0  # of what a provider may ask for
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+SHOWN_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    model: str
+    temperature: float
+    max_tokens: int | None  # None: as the provider has it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text` is "" when the model said nothing. `prompt_tokens` are the provider's; None: it reported none."""
+
+    text: str
+    prompt_tokens: int | None
+
+
+class ChatModel:
+    """Errors that pass are waited for, a little; all others end the run with a `LabError`."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, sampling: Sampling, *, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._sampling = sampling
+        self._sleep = sleep
+
+    async def ask(self, messages: Sequence[dict[str, str]], session: str) -> Answer:
+        """`session` names the conversation for the proxy. Raises `LabError`."""
+        body: dict[str, Any] = {"model": self._sampling.model, "messages": list(messages)}
+        body["temperature"] = self._sampling.temperature
+        if self._sampling.max_tokens is not None:
+            body["max_tokens"] = self._sampling.max_tokens
+        problem = ""
+        for pause in (*PAUSES_S, None):
+            response = None
+            try:
+                response = await self._client.post(self._url, json=body, headers={"x-session-id": session})
+            except httpx.HTTPError as error:
+                problem = f"did not answer ({type(error).__name__}: {error})"
+            if response is not None:
+                if response.status_code == 200:
+                    return _answer(self._url, response)
+                problem = f"answered {response.status_code}: {response.text[:SHOWN_CHARS]!r}"
+                if response.status_code not in PASSING:
+                    break
+            if pause is not None:
+                await self._sleep(_pause(response, pause))
+        raise LabError(
+            f"the model {self._sampling.model!r} at {self._url} {problem}. "
+            "What is finished is kept: mend it, and give the same command again to go on"
+        )
+
+
+def _pause(response: httpx.Response | None, pause: float) -> float:
+    """What the provider asks for, within limits, or ours."""
+    try:
+        asked = float(response.headers.get("retry-after", "")) if response is not None else 0.0
+    except ValueError:
+        asked = 0.0
+    return min(max(asked, pause), PAUSE_S_MAX)
+
+
+def _answer(url: str, response: httpx.Response) -> Answer:
+    try:
+        body = response.json()
+        choices = body["choices"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LabError(
+            f"{url} answered with something that is no chat completion: {response.text[:SHOWN_CHARS]!r}; "
+            "check --base-url, which is what an SDK gets (it often ends in /v1)"
+        ) from error
+    message = (choices[0] or {}).get("message") if isinstance(choices, list) and choices else None
+    text = message.get("content") if isinstance(message, dict) else None
+    usage = body.get("usage")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return Answer(text if isinstance(text, str) else "", tokens if isinstance(tokens, int) else None)
