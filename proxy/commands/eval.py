@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from proxy.lab.compaction.suite import STUDY as COMPACTION
 from proxy.lab.costs import STUDY as COSTS
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
@@ -10,7 +11,7 @@ from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS)
+STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS, COMPACTION)
 OUT = Path("eval")
 
 

@@ -13,7 +13,7 @@ SENTENCES_KEPT = 5  # a row; more of a kind say nothing new
 
 @dataclass(slots=True)
 class Tally:
-    """`promised` is what the product promises whatever the selector; `passed` of `trials` is how well a selector did."""
+    """`promised`: what the product promises whatever the selector. `passed` of `trials`: how well a selector did."""
 
     promised: int = 0
     broken: list[str] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`run` makes one row. `only`: a case that no selector changes, with what stands in its place."""
+    """`run` makes one row. `once`: a case that no selector changes much; it runs with the first one."""
 
     family: str
     name: str
     run: Callable[[Lab, Selector], Awaitable[Tally]]
-    only: str = ""
+    once: bool = False

@@ -14,7 +14,7 @@ from graphstore.selectors import Selector
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.content import NOTICE
-from proxy.lab.compaction.bench import Served, surroundings
+from proxy.lab.compaction.bench import FIELDS, Served, members_of
 
 SHOWN = 80  # characters of a message in a sentence
 MESSAGES_KEPT = 20_000  # read once each: a history is sent many times
@@ -69,6 +69,14 @@ def not_verbatim(served: Served) -> str:
     theirs = set(served.client)
     strange = next((raw for raw in without_notice(served) if raw not in theirs), None)
     return f"not the client's bytes: {shown(strange)}" if strange is not None else "the order of messages changed"
+
+
+def surroundings(served: Served) -> list[str]:
+    """What stands beside the messages is the client's own."""
+    field = FIELDS[served.dialect]
+    mine, theirs = members_of(served.sent), members_of(served.original)
+    names = sorted({*mine, *theirs} - {field})
+    return [f"{name!r} changed" for name in names if mine.get(name) != theirs.get(name)]
 
 
 def pairs(messages: Sequence[bytes]) -> list[str]:

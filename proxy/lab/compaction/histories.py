@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from graphstore.store.reader import Reader
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
 from proxy.lab.recordings import Recording
@@ -17,6 +18,7 @@ from proxy.lab.recordings import Recording
 Json = dict[str, Any]
 _TEXT = {"user": "input_text", "developer": "input_text", "assistant": "output_text"}
 TURNS, STEPS = 12, 6  # of a made history: some 100 blocks, 60,000 characters
+ARCHIVE_SESSIONS = 20  # of the user, the newest
 RESULT_CHARS = (400, 1200)  # of a tool's result
 
 _THINGS = "basket parcel ledger voucher tariff pallet courier depot stamp crate route manifest".split()
@@ -143,3 +145,20 @@ def of_recording(recording: Recording) -> History:
     leading = recording.leading
     starts = tuple(start - leading for start in recording.turn_starts if start >= leading)
     return History(recording.id, "chat", recording.messages[leading:], starts)
+
+
+def of_archive(reader: Reader) -> list[History]:
+    """The newest sessions, as far as they have a history."""
+    found = []
+    sessions = sorted(reader.list_sessions(), key=lambda session: session.id)
+    agents = [session for session in sessions if session.kind == "agent"]
+    for session in agents[-ARCHIVE_SESSIONS:]:
+        if session.head_node_id is None:
+            continue
+        name: DialectName = "chat" if session.dialect == "chat" else "responses"
+        history = History(session.name, name, tuple(reader.path_contents(session.head_node_id)), ())
+        users = [role == "user" for role in history.roles]
+        starts = tuple(i for i, is_user in enumerate(users) if is_user and not (i and users[i - 1]))
+        if starts:
+            found.append(replace(history, starts=starts))
+    return found

@@ -5,9 +5,9 @@ prefix kept between two, the same bytes on a retry; at the end everything can be
 first turns come back when the user names it, however many compactions have passed?
 """
 
+import os
 import random
 from functools import partial
-from pathlib import Path
 
 from graphstore.selectors import Selector
 from proxy.conversations import parameters_of
@@ -18,7 +18,8 @@ from proxy.lab.compaction.cases import Case, Tally
 from proxy.lab.compaction.histories import made_turn, step, user
 from proxy.lab.compaction.recovery import archive_faults
 
-FAMILY = "long horizon"
+FAMILY = "horizon"
+TURNS = 200
 COLD_EVERY = 3  # turns
 ASKED_EVERY = 12  # turns: the fact of the beginning
 RESTART_EVERY = 50  # turns: the proxy
@@ -36,17 +37,17 @@ async def run(lab: Lab, selector: Selector, *, turns: int) -> Tally:
     tally = Tally()
     with lab.place(selector.name) as settings:
         bench = Bench(settings)
-        unique, compactions = await _drive(bench, selector, turns, tally)
+        unique, compactions = await _drive(bench, selector, turns, tally, f"horizon {lab.seed}")
         for faults in archive_faults(settings.db, bench.log):
             tally.promise(faults, "at the end")
-        ratio = round(Path(settings.db).stat().st_size / unique, 2)
+        ratio = round(os.stat(settings.db).st_size / unique, 2)
     tally.values = {"compactions": compactions, "archive_ratio": ratio}
     return tally
 
 
-async def _drive(bench: Bench, selector: Selector, turns: int, tally: Tally) -> tuple[int, int]:
+async def _drive(bench: Bench, selector: Selector, turns: int, tally: Tally, seed: str) -> tuple[int, int]:
     """Bytes of the client's messages, each counted once, and the number of compactions."""
-    draw = random.Random("horizon")
+    draw = random.Random(seed)
     settings = bench.settings
     parameters, dialect = parameters_of(settings), ChatDialect(part_chars=settings.image_chars)
     fact = step("chat", "read", {"filePath": "build.cfg"}, f"{FACT}\n" + "# unused\n" * 30, "call-fact")

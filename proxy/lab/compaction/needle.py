@@ -137,8 +137,8 @@ def asked(planted: Planted, needle: Needle, ask: str) -> tuple[History, bytes]:
     return history, user(dialect, needle.named if ask == ASKS[0] else needle.paraphrased)
 
 
-def cases() -> list[Case]:
-    stacks = [made(f"hay-{number}") for number in range(HAYSTACKS)]
+def cases(seed: int) -> list[Case]:
+    stacks = [made(f"hay {seed}.{number}") for number in range(HAYSTACKS)]
     return [
         Case(FAMILY, f"{needle.name}, {ask}", partial(run, needles=(needle,), ask=ask, stacks=stacks, depths=DEPTHS))
         for needle in NEEDLES

@@ -37,12 +37,12 @@ ODD = (
 )  # what a reader that parses and writes again would change
 
 
-def _odd(seed: object) -> History:
+def _odd(seed: str) -> History:
     rest = made(seed)
     return History("odd bytes", "chat", (*ODD, *rest.messages), (0, *(len(ODD) + start for start in rest.starts)))
 
 
-def _twins(seed: object) -> History:
+def _twins(seed: str) -> History:
     """Many equal results: one is stored, and each comes back in its place."""
     draw = random.Random(f"{seed}")
     messages: list[bytes] = []
@@ -57,7 +57,7 @@ def _twins(seed: object) -> History:
     return History("equal results", "chat", tuple(messages), tuple(starts))
 
 
-KINDS: dict[str, Callable[[object], History]] = {
+KINDS: dict[str, Callable[[str], History]] = {
     "a session, chat": lambda seed: made(seed, "chat"),
     "a session, responses": lambda seed: made(seed, "responses"),
     "odd bytes": _odd,
@@ -65,8 +65,8 @@ KINDS: dict[str, Callable[[object], History]] = {
 }
 
 
-def cases() -> list[Case]:
-    return [Case(FAMILY, name, partial(run, histories=(make("back"),))) for name, make in KINDS.items()]
+def cases(seed: int) -> list[Case]:
+    return [Case(FAMILY, name, partial(run, histories=(make(f"back {seed}"),))) for name, make in KINDS.items()]
 
 
 def cases_in(histories: Sequence[History], source: str) -> list[Case]:
@@ -129,7 +129,7 @@ def rebuilt(reader: Reader, row: ExchangeRow, stored: Sequence[bytes]) -> list[b
 
 def cases_of_archive(path: str) -> list[Case]:
     """What the user's own proxy served, by whatever selector it had: nothing is driven, nothing is written."""
-    return [Case(FAMILY, "archive as it stands", partial(_inspect, path=path), only="as served")]
+    return [Case(FAMILY, "archive as it stands", partial(_inspect, path=path), once=True)]
 
 
 async def _inspect(lab: Lab, selector: Selector, *, path: str) -> Tally:

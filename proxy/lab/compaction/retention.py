@@ -87,9 +87,9 @@ def _opens(messages: Sequence[bytes], index: int) -> bool:
     return checks.role_of(messages[index]) == "user" and (index == 0 or checks.role_of(messages[index - 1]) != "user")
 
 
-def cases() -> list[Case]:
+def cases(seed: int) -> list[Case]:
     return [
-        Case(FAMILY, f"{kind}, {dialect}", partial(run, histories=(scenario(kind, dialect, "rule"),)))
+        Case(FAMILY, f"{kind}, {dialect}", partial(run, histories=(scenario(kind, dialect, seed),)))
         for kind in KINDS
         for dialect in DIALECTS
     ]
