@@ -156,6 +156,7 @@ def stored_faults(reader: Reader, session: SessionRow, row: ExchangeRow) -> Iter
     digests = [digest for _, digest, _, _ in reader.load_path(row.head_node_id)]
     if chain_digests(session.scope, map(message_digest, stored)) != digests:
         yield "the history rebuilt is not what the client sent"
+        return
     if len(stored) != row.messages_total:
         yield f"{row.messages_total} messages were sent by the client, {len(stored)} are stored"
     sent = rebuilt(reader, row, stored)

@@ -88,16 +88,16 @@ async def run(lab: Lab, selector: Selector, *, history: History) -> Tally:
     requests = requests_of(history, gap_of(lab.settings))
     kills: list[Kill] = [Kill(at, moment) for at in range(len(requests)) for moment in get_args(Moment)]
     for kill in kills:
-        if not await _die_and_go_on(lab, selector, history, requests, kill, tally):
+        if not await die_and_go_on(lab, selector, history, requests, kill, tally):
             raise LabError(f"the process that should die at {kill} lived on; this is a defect of the lab")
     commits = 0
-    while await _die_and_go_on(lab, selector, history, requests, Kill(commits, "commit"), tally):
+    while await die_and_go_on(lab, selector, history, requests, Kill(commits, "commit"), tally):
         commits += 1
     tally.values = {"kills": len(kills) + commits}
     return tally
 
 
-async def _die_and_go_on(
+async def die_and_go_on(
     lab: Lab, selector: Selector, history: History, requests: Sequence[Request], kill: Kill, tally: Tally
 ) -> bool:
     """False: there was no such moment, and nothing died."""
@@ -107,8 +107,8 @@ async def _die_and_go_on(
         if not _killed(Life(msgspec.json.encode(settings), history, requests, kill, notes)):
             return False
         lived = _lived(notes)
-        tally.promise(_archive_faults(settings.db, lived), f"{kill}")
-        await _go_on(settings, history, requests, lived, tally, f"{kill}")
+        tally.promise(archive_faults_of(settings.db, lived), f"{kill}")
+        await go_on(settings, history, requests, lived, tally, f"{kill}")
         for where, faults in audit(settings.db):
             tally.promise(faults, f"{kill}, {where}")
     return True
@@ -127,7 +127,7 @@ def _lived(notes: Path) -> Lived:
     return Lived([path.read_bytes() for path in sent], len(answered), len(flushed))
 
 
-def _archive_faults(path: str, lived: Lived) -> list[str]:
+def archive_faults_of(path: str, lived: Lived) -> list[str]:
     with open_reader(path) as reader:
         rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
     complete = sum(row.ending == "complete" for row in rows)
@@ -136,7 +136,7 @@ def _archive_faults(path: str, lived: Lived) -> list[str]:
     return unknown + lost
 
 
-async def _go_on(
+async def go_on(
     settings: Settings, history: History, requests: Sequence[Request], lived: Lived, tally: Tally, kill: str
 ) -> None:
     """The client asks again what was not answered, and goes on to the end."""

@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several: dict[str, Any] = {"action": "append", "help_text": "may be repeated (default: all)"}
     trials, turns = differential.TRIALS, horizon.TURNS
     option("sessions", "JSONL of sessions, to test with as well", nargs="*", type=Path, metavar="FILE")
-    option("--archive", "test with the sessions of your archive (--db) as well; it is only read", action="store_true")
+    option(
+        "--archive",
+        "test with your archive as well (`recap eval --db FILE compaction`); it is only read",
+        action="store_true",
+    )
     option("--selector", dest="selectors", choices=get_args(SelectorName), **several)
     option("--family", dest="families", choices=FAMILIES, **several)
     option("--turns", f"of the long horizon (default {turns})", type=int, default=turns, metavar="N")
