@@ -99,7 +99,7 @@ def _lost(rows: list[Row]) -> Iterator[str]:
     """A few of what failed; the results have more."""
     for name, own in _by_selector(rows).items():
         count = _sum(own, "trials") - _sum(own, "passed")
-        firsts = [row["failures"][0] for row in own if row["failures"]][:LOST_SHOWN]
+        firsts = list(dict.fromkeys(row["failures"][0] for row in own if row["failures"]))[:LOST_SHOWN]
         if count:
             yield f"- {name} failed {count:,} of {_sum(own, 'trials'):,}, among them: {'; '.join(firsts)}"
 
