@@ -12,6 +12,7 @@ Outcome = Literal[
 ]
 BoundaryKind = Literal["cold", "warm", "step", "none"]
 Ending = Literal["complete", "client gone", "upstream broken", "failed", "running"]
+Arm = Literal["held out", "treated"]  # of the comparison between sessions left untouched and all others
 Mark = Literal["pin", "mute"]  # what a person says of a block: send it always, never pack it
 
 
@@ -59,6 +60,7 @@ class SessionRow:
     created_at: float
     last_active_at: float
     title: str  # first line of the first user message, at most 80 characters
+    arm: Arm | None = None  # drawn when it began; None: nothing was drawn then
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """The ASGI application: our own routes, the gate around them, and the gateway for all other paths. No logic."""
 
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -14,6 +13,7 @@ from starlette.routing import Route
 from proxy.endpoints import Gateway, health
 from proxy.gate import Gate
 from proxy.inspector.routes import Inspector
+from proxy.metrics import Meters
 from proxy.ports import Conversations
 from proxy.settings import Settings
 from proxy.upstream.client import Upstream
@@ -23,7 +23,8 @@ def create_app(
     settings: Settings,
     upstream: Upstream,
     conversations: Conversations | None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float],
+    meters: Meters,
 ) -> Starlette:
     """Without `conversations`, requests pass through and nothing is recorded. `state.inspector` is to be closed."""
 
@@ -33,7 +34,7 @@ def create_app(
     async def show_health(request: Request) -> Response:
         return Response(msgspec.json.encode(how_it_is()), media_type="application/json")
 
-    inspector = Inspector(settings, how_it_is, clock)
+    inspector = Inspector(settings, how_it_is, clock, meters)
     app = Starlette(
         routes=[Route("/recap/health", show_health), *inspector.routes()],
         middleware=[Middleware(Gate, settings=settings)],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from graphstore.records import BoundaryKind
+from proxy.holdout import HELD_OUT
 
 Mode = Literal["auto", "idle", "always", "off"]
 
@@ -26,6 +27,7 @@ class Facts:
 
     opaque: str | None = None
     side: bool = False
+    held_out: bool = False  # this session stays untouched, so that there is something to compare with
     passing_through: str | None = None  # why this session is left alone
     open_calls: bool = False
     retry: bool = False
@@ -61,6 +63,8 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Decision("none", f"opaque: {facts.opaque}")
     if facts.side:
         return Decision("none", "side request")
+    if facts.held_out:
+        return Decision("none", HELD_OUT)
     if facts.passing_through:
         return Decision("none", f"pass-through: {facts.passing_through}")
     if facts.open_calls:

@@ -22,6 +22,7 @@ from proxy.commands import (
     model,
     plot,
     rebuild,
+    savings,
     serve,
     sessions,
     show,
@@ -33,7 +34,7 @@ from proxy.commands.mark import mute, pin, unpin
 from proxy.errors import RecapError
 from proxy.settings import add_options, load_settings
 
-LOOKING = (sessions, show, explain, plot, verify, export)
+LOOKING = (sessions, show, explain, savings, plot, verify, export)
 CHANGING = (pin, mute, unpin, rebuild)
 COMMANDS = (serve, *LOOKING, *CHANGING, health, worker, model, evaluation, config)
 

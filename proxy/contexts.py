@@ -62,7 +62,7 @@ def context_of(reader: Reader, job: ReplayJob) -> Context:
     blocks = [
         ContextBlock(
             ordinal=block.ordinal,
-            parts=_parts(dialect, block.messages),
+            parts=parts_of(dialect, block.messages),
             in_turn=block.first >= start,
             is_dependent=block.first >= min(start, before) if before >= 0 else block.first >= start,
         )
@@ -70,7 +70,7 @@ def context_of(reader: Reader, job: ReplayJob) -> Context:
     ]
     answer = _answer(reader, exchange)
     if answer:
-        blocks.append(ContextBlock(None, _parts(dialect, answer), in_turn=True))
+        blocks.append(ContextBlock(None, parts_of(dialect, answer), in_turn=True))
     words = {
         block.ordinal: leading_identifiers("\n".join(map(dialect.message_text, block.messages)))
         for block in served
@@ -150,7 +150,8 @@ def _answer(reader: Reader, exchange: ExchangeRow) -> list[bytes]:
     return [contents[i] for i in ids if i in contents]
 
 
-def _parts(dialect: Dialect, messages: Sequence[bytes]) -> tuple[Part, ...]:
+def parts_of(dialect: Dialect, messages: Sequence[bytes]) -> tuple[Part, ...]:
+    """These messages as the local model reads them."""
     return tuple(Part(ROLES[dialect.parse_message(raw).role], _text(dialect, raw)) for raw in messages)
 
 

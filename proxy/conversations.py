@@ -7,7 +7,8 @@ client's bytes go out as they came.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -27,8 +28,9 @@ from proxy.dialects.responses import ResponsesDialect
 from proxy.economics.outlook import Economics
 from proxy.economics.warmth import WarmthBook
 from proxy.encodings import Undecodable, decode_body
+from proxy.observers import Observers
 from proxy.planning import Clock, Draft, Planner
-from proxy.ports import Arrival, Headers, Plan
+from proxy.ports import Arrival, Headers, Observer, Plan
 from proxy.recorder import Recorder
 from proxy.sessions import NeedsDisk, Session
 from proxy.settings import Settings, profiles_of
@@ -44,16 +46,19 @@ INLINE_BODY_BYTES = 1 << 20  # parsing a longer body would be felt by every open
 ANSWER_BYTES_MAX = 64 << 20  # decoded; larger answers are relayed but not archived
 
 
-def open_conversations(settings: Settings, clock: Clock) -> "ArchivedConversations | WithoutArchive":
+def open_conversations(
+    settings: Settings, clock: Clock, observers: Sequence[Observer] = ()
+) -> "ArchivedConversations | WithoutArchive":
     """The session logic of these settings. Without a usable archive everything passes through, and health says why."""
+    observer = Observers(observers)
     try:
-        return _open(settings, clock)
+        return _open(settings, clock, observer)
     except ArchiveUnavailable as error:
         log.warning("archive.unavailable; requests pass through untouched: %s", error)
-        return WithoutArchive(settings.db, str(error), lambda: _open(settings, clock), clock)
+        return WithoutArchive(settings.db, str(error), lambda: _open(settings, clock, observer), clock)
 
 
-def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
+def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConversations":
     archive = Archive.open(settings.db, clock=clock)
     policy = Policy(
         mode=settings.mode,
@@ -68,7 +73,7 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
     book = WarmthBook()
     for session, rows in recent_exchanges(archive.reader, EXCHANGES_LEARNED):
         book.note_all(session.upstream, rows)
-    recorder = Recorder(archive.writer, archive.reader, book)
+    recorder = Recorder(archive.writer, archive.reader, book, observer)
     planner = Planner(
         archive,
         recorder,
@@ -80,10 +85,18 @@ def _open(settings: Settings, clock: Clock) -> "ArchivedConversations":
         rule=rule_of(settings),
         selector=SELECTORS[settings.selector],
         economics=Economics(profiles_of(settings), book),
+        holdout=settings.holdout,
         clock=clock,
     )
     return ArchivedConversations(
-        archive, recorder, planner, dialects, clock, lambda reader: attention_health(reader, settings)
+        archive,
+        recorder,
+        planner,
+        dialects,
+        clock,
+        attention=lambda reader: attention_health(reader, settings),
+        observer=observer,
+        upstream=settings.upstream,
     )
 
 
@@ -166,10 +179,15 @@ class ArchivedConversations:
         planner: Planner,
         dialects: Mapping[DialectName, Dialect],
         clock: Clock,
+        *,
         attention: Callable[[Reader], dict[str, object]],
+        observer: Observer,
+        upstream: str,
     ) -> None:
-        """`attention` says how the replay worker is, for health."""
+        """`attention` says how the replay worker is, for health; `upstream` is that of requests without a session."""
         self._attention = attention
+        self._observer = observer
+        self._upstream = upstream
         self._archive = archive
         self._recorder = recorder
         self._planner = planner
@@ -179,12 +197,15 @@ class ArchivedConversations:
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def admit(self, arrival: Arrival) -> Plan:
+        began = time.perf_counter()
         try:
             job = self._plan_now(arrival)
         except Exception:
             log.exception("admit.failed path=%s; the request goes through untouched", arrival.path)
             return Plan(None, None)
-        return job if isinstance(job, Plan) else await self._wait_for(job, arrival)
+        plan = job if isinstance(job, Plan) else await self._wait_for(job, arrival)
+        self._observer.planned(time.perf_counter() - began)
+        return plan
 
     async def _wait_for(self, job: "asyncio.Task[Plan]", arrival: Arrival) -> Plan:
         try:
@@ -257,13 +278,19 @@ class ArchivedConversations:
                 await asyncio.to_thread(self._planner.identify, draft, disk=True)
                 self._planner.decide(draft)
                 if draft.must_be_secured:
-                    await asyncio.to_thread(self._planner.secure, draft)
+                    await self._secured(draft)
             return self._finished(draft)
 
     async def _secure(self, draft: Draft) -> Plan:
         async with self._turn:
-            await asyncio.to_thread(self._planner.secure, draft)
+            await self._secured(draft)
             return self._finished(draft)
+
+    async def _secured(self, draft: Draft) -> None:
+        selects, began = draft.decision.select, time.perf_counter()
+        await asyncio.to_thread(self._planner.secure, draft)
+        if selects:
+            self._observer.selected(time.perf_counter() - began)
 
     def _finished(self, draft: Draft) -> Plan:
         row = self._planner.finish(draft)
@@ -293,7 +320,8 @@ class ArchivedConversations:
                 answer = _answer(dialect, end)
                 if answer is not None and answer.complete:
                     self._planner.registry.remember_summary(session, answer.text)
-        self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end))
+        upstream = session.row.upstream if session is not None else self._upstream
+        self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end), upstream=upstream)
 
 
 @dataclass(frozen=True, slots=True)

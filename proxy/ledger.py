@@ -147,6 +147,15 @@ class Totals:
     cost: float = 0.0
     untouched_cost: float = 0.0
 
+    @property
+    def saved(self) -> float:
+        """Input tokens."""
+        return self.untouched_input - self.input
+
+    @property
+    def saved_cost(self) -> float:
+        return self.untouched_cost - self.cost
+
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(*map(add, astuple(self), astuple(other)))
 

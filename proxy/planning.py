@@ -27,6 +27,7 @@ from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.economics.outlook import Economics
 from proxy.economics.weighing import CHARS_PER_TOKEN, Weighed, ways_of
+from proxy.holdout import draw
 from proxy.ports import Arrival
 from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
@@ -86,6 +87,7 @@ class Planner:
         rule: Rule | None,
         selector: Selector,
         economics: Economics,
+        holdout: float,
         clock: Clock,
     ) -> None:
         """`rule` is the evidence rule of every session; None: each session's by the model that observed it."""
@@ -104,7 +106,12 @@ class Planner:
         self._identifiers = IdentifierCache()
         self._exchange_ids = count(ids.exchanges)
         self._selection_ids = count(ids.selections)
-        self.registry = Registry(archive.reader, settle=self._settle, next_session_id=ids.sessions)
+        self.registry = Registry(
+            archive.reader,
+            settle=self._settle,
+            next_session_id=ids.sessions,
+            draw=lambda name: draw(archive.secret, name, holdout),
+        )
 
     # -- steps, in order ----------------------------------------------------------------------------------------
 
@@ -338,6 +345,7 @@ class Planner:
         )
         failure = self._archive.writer.failure
         return Facts(
+            held_out=row.arm == "held out",
             passing_through=row.state_reason if row.state == "pass-through" else None,
             open_calls=bool(cut.open_calls),
             retry=found.outcome == "retry",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from graphstore.records import Ending
+from graphstore.records import Ending, ExchangeRow
 from proxy.dialects.base import DialectName
 
 Headers = Sequence[tuple[bytes, bytes]]  # as on the wire: names in any case, duplicates kept
@@ -55,6 +55,19 @@ class Plan:
     body: bytes | None
     exchange: Exchange | None
     detach: bool = False  # keep the upstream running when the client leaves (responses, background: true)
+
+
+class Observer(Protocol):
+    """Hears what happens, to count it. What it raises is logged and goes no further."""
+
+    def planned(self, seconds: float) -> None:
+        """A request waited so long for its plan. Called on the event loop: must return at once."""
+
+    def selected(self, seconds: float) -> None:
+        """A new selection took so long, with its way to the disk. Called on the event loop."""
+
+    def ended(self, row: ExchangeRow, upstream: str) -> None:
+        """An exchange is over, its answer read. `upstream` is a base URL. Called in the recorder's thread."""
 
 
 class Conversations(Protocol):

@@ -30,6 +30,7 @@ from graphstore.store.writer import Writer
 from proxy.cache_watch import CacheFall
 from proxy.dialects.base import Answer, Dialect
 from proxy.economics.warmth import WarmthBook
+from proxy.ports import Observer
 from proxy.sessions import Identified, Incoming, Session
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,10 @@ class Recorder:
     not slowed down by the recording of the one before it.
     """
 
-    def __init__(self, writer: Writer, reader: Reader, book: WarmthBook) -> None:
+    def __init__(self, writer: Writer, reader: Reader, book: WarmthBook, observer: Observer | None = None) -> None:
         self._writer = writer
         self._book = book
+        self._observer = observer
         self._reader = reader
         self._jobs: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._work = threading.Event()
@@ -107,9 +109,15 @@ class Recorder:
         self._add(lambda: self._writer.submit(Batch(exchanges=(row,))))
 
     def ended(
-        self, row: ExchangeRow, session: Session | None, dialect: Dialect, read: Callable[[], Answer | None]
+        self,
+        row: ExchangeRow,
+        session: Session | None,
+        dialect: Dialect,
+        read: Callable[[], Answer | None],
+        *,
+        upstream: str,
     ) -> None:
-        """Archive the outcome of an exchange, and the answer that `read` finds in it."""
+        """Archive the outcome of an exchange with `upstream`, and the answer that `read` finds in it."""
         snapshot = session.row if session is not None else None
 
         def submit() -> None:
@@ -117,6 +125,8 @@ class Recorder:
             # With a gap, the session must not move on to messages that the archive may have from another one alone.
             answer = read()
             ended = self._ended(row, known, dialect, answer, moves=session is not None and not session.has_gap)
+            if self._observer is not None:
+                self._observer.ended(ended, upstream)
             if session is not None and row.outcome != "side":
                 self._watch(session, ended)
                 if _ends_turn(answer):

@@ -1,4 +1,7 @@
-"""What was saved by session, day and model: the ledger's sums over the archive."""
+"""What was saved by session, day and model: the ledger's sums over the archive, and how they are told.
+
+The inspector and `recap savings` both say what `sum_up` found, so that their numbers cannot differ.
+"""
 
 import time
 from collections import defaultdict
@@ -6,10 +9,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from graphstore.records import ExchangeRow
+from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps
-from proxy.ledger import Entry, Totals, entries, total
+from proxy.ledger import Entry, Totals, entries, price_of, total
 from proxy.settings import Settings
 
 
@@ -30,11 +33,12 @@ class Savings:
     settings: Settings
     _known: MutableMapping[int, tuple[ExchangesStamp, Parts]] = field(default_factory=dict)
 
-    def by_session(self, reader: Reader) -> dict[int, Parts]:
-        """Session id -> its parts. A session without exchanges has none."""
+    def by_session(self, reader: Reader, only: int | None = None) -> dict[int, Parts]:
+        """Session id -> its parts; of one session alone where `only` names it. Without exchanges there are none."""
         found: dict[int, Parts] = {}
         with reader.snapshot():
-            for session, stamp in exchanges_stamps(reader).items():
+            stamps = exchanges_stamps(reader)
+            for session, stamp in stamps.items() if only is None else [(only, stamps[only])] * (only in stamps):
                 known = self._known.get(session)
                 if known is None or known[0] != stamp:
                     known = self._known[session] = (stamp, self._parts(reader, session))
@@ -50,6 +54,76 @@ class Savings:
         for entry in own:
             parts[_share(entry.exchange)][1].append(entry)
         return {share: total(*members) for share, members in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Every sum of the archive, or of one session. Days in local time, the newest first; models by name."""
+
+    days: Mapping[str, Totals]
+    models: Mapping[str, Totals]
+    sessions: list[tuple[SessionRow, Totals]]  # the most recently active first
+    total: Totals
+    models_without_price: list[str]
+
+
+def sum_up(savings: Savings, reader: Reader, only: SessionRow | None = None) -> Sums:
+    by_session = savings.by_session(reader, only.id if only is not None else None)
+    days: dict[str, Totals] = defaultdict(Totals)
+    models: dict[str, Totals] = defaultdict(Totals)
+    for parts in by_session.values():
+        for share, sums in parts.items():
+            days[share.day] += sums
+            models[share.model] += sums
+    return Sums(
+        days={name: days[name] for name in sorted(days, reverse=True)},
+        models={name: models[name] for name in sorted(models)},
+        sessions=[
+            (session, sum(by_session.get(session.id, {}).values(), Totals()))
+            for session in (reader.list_sessions() if only is None else [only])
+        ],
+        total=sum(days.values(), Totals()),
+        models_without_price=sorted(name for name in models if not price_of(name, savings.settings.prices)),
+    )
+
+
+def as_json(sums: Sums, settings: Settings) -> dict[str, object]:
+    """Numbers are the provider's, but for what begins with `untouched`: see `ledger`."""
+    return {
+        "days": [{"day": name} | line(part) for name, part in sums.days.items()],
+        "models": [{"model": name} | line(part) for name, part in sums.models.items()],
+        "sessions": [
+            {"session": session.name, "title": session.title, "kind": session.kind, "model": session.model} | line(part)
+            for session, part in sums.sessions
+        ],
+        "total": line(sums.total),
+        "priced": bool(settings.prices),
+        "models_without_price": sums.models_without_price,
+        "idle_after_s": settings.idle_after,
+    }
+
+
+def line(sums: Totals) -> dict[str, object]:
+    """One sum in JSON. Money is None where no request has a price."""
+    money = sums.priced > 0
+    return {
+        "requests": sums.requests,
+        "with_usage": sums.with_usage,
+        "rewritten": sums.rewritten,
+        "input_tokens": sums.input,
+        "cached_tokens": sums.cached,
+        "written_tokens": sums.written,
+        "output_tokens": sums.output,
+        "untouched_input_tokens": round(sums.untouched_input),
+        "untouched_cached_tokens": round(sums.untouched_cached),
+        "saved_tokens": round(sums.saved),
+        "priced_requests": sums.priced,
+        "cost": sums.cost if money else None,
+        "untouched_cost": sums.untouched_cost if money else None,
+        "saved_cost": sums.saved_cost if money else None,
+        "resent": sums.resent,
+        "reasoning_removed": sums.reasoning_removed,
+    }
 
 
 def _share(row: ExchangeRow) -> Share:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
-from graphstore.records import BlockRow, ExchangeRow, NodeState, Outcome, SelectionRow, SessionRow
+from graphstore.records import Arm, BlockRow, ExchangeRow, NodeState, Outcome, SelectionRow, SessionRow
 from proxy.cache_watch import CacheWatch
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
@@ -162,9 +162,18 @@ class _Match:
 class Registry:
     """Not thread-safe: requests are planned one after the other."""
 
-    def __init__(self, source: SessionSource, *, settle: Callable[[], None], next_session_id: int) -> None:
-        """`settle` waits, within limits, until what was recorded so far can be read from `source`."""
+    def __init__(
+        self,
+        source: SessionSource,
+        *,
+        settle: Callable[[], None],
+        next_session_id: int,
+        draw: Callable[[str], Arm | None] = lambda name: None,
+    ) -> None:
+        """`settle` waits, within limits, until what was recorded so far can be read from `source`; `draw` gives the arm
+        of a session of this name that begins."""
         self._source = source
+        self._draw = draw
         self._settle = settle
         self._disk = True
         self._ids = count(next_session_id)
@@ -420,7 +429,8 @@ class Registry:
     def _fork(self, incoming: Incoming, match: _Match) -> Identified:
         """A branch: it shares the parent's beginning, and with it the provider's cache of what was sent for it."""
         parent = match.session
-        session = self._new(incoming, kind="agent", parent=parent, fork_depth=match.shared)
+        opening = not any(message.role in AGENT_ROLES for message in incoming.parsed.messages[: match.shared])
+        session = self._new(incoming, kind="agent", parent=parent, fork_depth=match.shared, is_drawn=opening)
         shared = [row_id(link) for link in incoming.chain[: match.shared]]
         session.ordinals = {node: parent.ordinals[node] for node in shared if node in parent.ordinals}
         session.next_ordinal = parent.next_ordinal  # until it has its own selection: that may name any block of it
@@ -451,12 +461,15 @@ class Registry:
         kind: Literal["agent", "side"],
         parent: Session | None = None,
         fork_depth: int | None = None,
+        is_drawn: bool = False,
     ) -> Session:
+        """`is_drawn`: its arm is its own, whatever its parent's; two tasks may begin with the same words."""
         session_id = next(self._ids)
+        name = session_name(session_id, incoming.scope)
         session = Session(
             SessionRow(
                 id=session_id,
-                name=session_name(session_id, incoming.scope),
+                name=name,
                 scope=incoming.scope,
                 upstream=incoming.upstream,
                 dialect=incoming.parsed.dialect,
@@ -476,6 +489,7 @@ class Registry:
                 created_at=incoming.at,
                 last_active_at=incoming.at,
                 title=_title(incoming),
+                arm=self._draw(name) if parent is None or is_drawn else parent.row.arm,
             ),
             window=incoming.caller.window,
         )

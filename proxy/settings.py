@@ -153,6 +153,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "blocks are always sent; by `recency` and `random` the latest edits are not protected."
         ),
     ] = "recap"
+    holdout: Annotated[
+        float,
+        _doc(
+            "Share of sessions that are left untouched, drawn when a session begins and kept for good, so that "
+            "`recap savings --compare` can tell what rewriting does. 0: none; 0.1: one in ten.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     prices: Annotated[
         dict[str, Price],
         _doc(

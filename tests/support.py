@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.applications import Starlette
 
+from proxy.metrics import Meters
 from proxy.ports import Conversations
 from proxy.server import Server, bind
 from proxy.settings import Settings
@@ -30,12 +31,16 @@ class RunningProxy:
 
 @asynccontextmanager
 async def running_proxy(
-    settings: Settings, conversations: Conversations | None = None, *, clock: Callable[[], float] = time.time
+    settings: Settings,
+    conversations: Conversations | None = None,
+    *,
+    clock: Callable[[], float] = time.time,
+    meters: Meters | None = None,
 ) -> AsyncIterator[RunningProxy]:
     """Serve on a free port. At the end, open streams get `should_exit`, and whatever is left is cancelled."""
     listener = bind("127.0.0.1", 0)
     settings = msgspec.structs.replace(settings, port=listener.getsockname()[1])
-    async with open_app(settings, conversations, clock) as app:
+    async with open_app(settings, conversations, clock, meters) as app:
         server = _TestServer(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

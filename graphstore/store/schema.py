@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0003"  # head of migrations/versions; a database of another revision is migrated or refused
+REVISION = "0004"  # head of migrations/versions; a database of another revision is migrated or refused
 
 COUNT_MAX = 2**40  # beyond any real count, and a million of them still add up within 64 bits
 
@@ -130,6 +130,7 @@ sessions = Table(
     Column("last_active_at", Double, nullable=False),
     Column("title", PlainText, nullable=False),
     Column("evidence", Text, nullable=False, server_default=text("''")),  # the rule that u was derived by; '': none yet
+    Column("arm", Text),  # of the comparison with sessions left untouched; NULL: nothing was drawn
     UniqueConstraint("name"),
     Index(None, "scope", "client_id"),
     Index(None, "scope", "last_active_at"),

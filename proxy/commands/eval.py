@@ -4,14 +4,18 @@ import argparse
 from pathlib import Path
 
 from proxy.lab.compaction.suite import STUDY as COMPACTION
+from proxy.lab.concentration import STUDY as CONCENTRATION
 from proxy.lab.costs import STUDY as COSTS
+from proxy.lab.lic import STUDY as LIC
+from proxy.lab.modes import STUDY as MODES
+from proxy.lab.queries import STUDY as QUERIES
 from proxy.lab.results import read_results
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE, SIMULATE, COSTS, COMPACTION)
+STUDIES: tuple[Study, ...] = (REUSE, CONCENTRATION, QUERIES, SIMULATE, MODES, COSTS, LIC, COMPACTION)
 OUT = Path("eval")
 
 

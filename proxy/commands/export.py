@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         messages = [*contents, *latest_answer(reader, session)]
     out = sys.stdout.buffer
     for raw in messages:
-        line = raw if arguments.raw else _chat_form(session.dialect, raw)
+        line = raw if arguments.raw else chat_form(session.dialect, raw)
         if line is not None:
             out.write(line + b"\n")
     out.flush()
     return 0
 
 
-def _chat_form(dialect: str, raw: bytes) -> bytes | None:
+def chat_form(dialect: str, raw: bytes) -> bytes | None:
     """A message for people and for chat tools, if it has that form. Chat messages stay as they are."""
     if dialect == "chat":
         return raw

@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from proxy import memory
 from proxy.attention import why_none
 from proxy.settings import CONFIG_ENV, ENV_PREFIX, HINTS, Settings, environ_of
 from proxy.supervisor import Supervisor, worker_command
+from proxy.telemetry import Telemetry, open_telemetry
 
 log = logging.getLogger("recap")
 
@@ -35,13 +37,16 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
+    from proxy.metrics import Meters
     from proxy.server import Server, serve
     from proxy.wiring import open_app, open_conversations
 
-    conversations = await open_conversations(settings)
+    meters = Meters()
+    telemetry = open_telemetry(os.environ)
+    conversations = await open_conversations(settings, (meters, telemetry) if telemetry is not None else (meters,))
     memory.settle()
     supervisor = _supervisor(settings)
-    async with open_app(settings, conversations) as app:
+    async with _closed_last(telemetry), open_app(settings, conversations, meters=meters) as app:
         _announce(settings, listener)
         trimming = asyncio.create_task(memory.return_pages())
         if supervisor is not None:
@@ -53,6 +58,16 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             if supervisor is not None:
                 await supervisor.stop()
     log.info("serve.stopped")
+
+
+@asynccontextmanager
+async def _closed_last(telemetry: Telemetry | None) -> AsyncIterator[None]:
+    """It hears of the last exchanges while the archive closes."""
+    try:
+        yield
+    finally:
+        if telemetry is not None:
+            await asyncio.to_thread(telemetry.close)
 
 
 def _supervisor(settings: Settings) -> Supervisor | None:
@@ -83,5 +98,6 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
 def configure_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # Libraries may write headers at their debug level, and headers hold keys; Alembic reports its own setting up.
-    for name in ("aiohttp", "alembic", "httpx", "httpcore", "uvicorn", "asyncio", "torch", "huggingface_hub"):
+    wire = ("aiohttp", "httpx", "httpcore", "urllib3", "uvicorn", "asyncio")
+    for name in (*wire, "alembic", "torch", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.report import summaries
 from proxy.cache_watch import cache_fall
@@ -22,6 +23,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _state(session: SessionRow) -> str:
+    if session.arm == "held out":
+        return " (held out)"
+    return "" if session.state == "normal" else " (pass-through)"
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     with open_reader(settings.db) as reader:
         found = summaries(reader)
@@ -40,7 +47,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             [
                 (
                     row.session.name,
-                    row.session.client + ("" if row.session.state == "normal" else " (pass-through)"),
+                    row.session.client + _state(row.session),
                     row.session.model,
                     row.session.turns,
                     row.exchanges,

@@ -17,6 +17,7 @@ from proxy.commands.attention import attention_state, replay_line
 from proxy.commands.drawing import SENT, SHADES, UNSEEN, as_lines
 from proxy.commands.text import count, duration, moment, number, plain, share, table
 from proxy.commands.words import BOUNDARIES, why
+from proxy.holdout import HELD_OUT
 from proxy.ledger import provider_tokens_per_ours
 from proxy.settings import Settings
 
@@ -88,6 +89,8 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         print("  known by its history alone: the client sends no id")
     if fall := cache_fall(exchanges):
         print(f"  CACHE: {fall}")
+    if session.arm == "held out":
+        print(f"  {HELD_OUT} (setting `holdout`)")
     if session.state != "normal":
         print(f"  PASS-THROUGH: {session.state_reason}")
     if session.kind == "agent":

@@ -2,12 +2,11 @@
 
 Both ways are priced alike: the request at hand, which finds what was sent before in the cache with probability q, and
 the requests that are expected after it while the cache stays warm. Once it is cold a rewrite is free to be made then,
-so nothing later counts.
+so nothing later counts. What is left out may be read again; reasoning that the provider drops may be done again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from graphstore.blocks import Block, Message
 from proxy.economics.profiles import STEP_TOKENS, Profile
@@ -17,7 +16,8 @@ CHARS_PER_TOKEN = 4  # an estimate, alike for both ways
 MARGIN = 0.05  # of what the request costs as it stands: estimates are off by some per cent
 WARM_DROP_MIN_TOKENS = 2048  # less is not worth a broken prefix
 REASONED_AGAIN = 0.5  # share of lost reasoning that the model does again
-TURNS_PRIOR = 1.0
+READ_AGAIN = 0.05  # share of what is dropped that the agent reads again, with one more request
+REQUESTS_PRIOR = 6.0  # of a turn, of which nothing is known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,13 @@ def weigh(ways: Ways, profile: Profile, warm: float, further: float) -> Weighed:
     go = _first(ways.rewritten, matched, profile, warm)
     later = further * profile.read * (_priced(ways.appended, profile) - _priced(ways.rewritten, profile))
     lost = REASONED_AGAIN * ways.reasoning * profile.output if profile.reasoning == "bound" else 0.0
+    dropped = max(0, ways.appended - ways.rewritten)
+    again = READ_AGAIN * dropped * (profile.write + profile.read * further / 2)
+    again += profile.read * ways.rewritten if dropped else 0.0
     margin = MARGIN * stay
-    if warm > 0.5 and ways.appended - ways.rewritten < WARM_DROP_MIN_TOKENS:
+    if warm > 0.5 and dropped < WARM_DROP_MIN_TOKENS:
         margin = max(margin, float(ways.appended))
-    return Weighed(stay - go + later - lost, margin, warm, further, ways, profile.name)
+    return Weighed(stay - go + later - lost - again, margin, warm, further, ways, profile.name)
 
 
 def _served(tokens: int, profile: Profile) -> int:
@@ -118,11 +121,9 @@ def further_requests(turns: Sequence[int], warm_pauses: float, pauses: int) -> f
     """Requests expected after the first one of a turn, until the cache is cold or the session over.
 
     `turns`: requests of each earlier turn. `warm_pauses`: how many of the pauses left the cache warm, by probability.
-    A turn has as many requests as the median; another warm one follows as often as one did, and as often as a session
-    that has come so far goes on.
+    A turn has as many requests as their mean; another warm one follows as often as one did, and as often as a session
+    that has come so far goes on. Each begins with one made-up observation.
     """
-    usual = median(turns) if turns else 1.0
-    again = (warm_pauses + TURNS_PRIOR) / (pauses + 2 * TURNS_PRIOR)
-    goes_on = len(turns) / (len(turns) + 1.0)
-    follow = again * goes_on
+    usual = (sum(turns) + REQUESTS_PRIOR) / (len(turns) + 1)
+    follow = (warm_pauses + 1) / (pauses + 2) * (len(turns) + 1) / (len(turns) + 2)
     return max(0.0, usual - 1) + usual * follow / (1 - follow)

@@ -37,12 +37,12 @@ from proxy.inspector.feed import Feed
 from proxy.inspector.guard import TOKEN, Guard
 from proxy.inspector.health import health_without_archive, show_health
 from proxy.inspector.maps import show_graph, show_map
-from proxy.inspector.savings import show_savings
 from proxy.inspector.search import search_text
 from proxy.inspector.sessions import SESSIONS_MAX, Value, View, list_sessions, show_session
 from proxy.inspector.turns import UnknownTurn, show_turn, show_what_if
 from proxy.marking import ProtectedBlock, UnknownBlock, mark_block
-from proxy.savings import Savings
+from proxy.metrics import MEDIA_TYPE, Meters, of_archive, without_archive
+from proxy.savings import Savings, as_json, sum_up
 from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,13 @@ class WhatIfRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Inspector:
-    """The page of one proxy. `health` says what /recap/health says."""
+    """The page of one proxy, and its metrics. `health` says what /recap/health says."""
 
-    def __init__(self, settings: Settings, health: Callable[[], Value], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, health: Callable[[], Value], clock: Callable[[], float], meters: Meters
+    ) -> None:
         self._settings = settings
+        self._meters = meters
         self._health = health
         self._clock = clock
         self._started_at = clock()
@@ -104,6 +107,7 @@ class Inspector:
         inner: list[BaseRoute] = [
             Route("/", self._page),
             Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/metrics", self._metrics),
             Route("/api/self", self._self),
             Route("/api/events", self._events),
             Route("/api/sessions", self._sessions),
@@ -166,7 +170,7 @@ class Inspector:
         return await self._answer(request, lambda view: search_text(view.reader, wanted, monotonic=time.monotonic))
 
     async def _savings(self, request: Request) -> Response:
-        return await self._answer(request, show_savings)
+        return await self._answer(request, lambda view: as_json(sum_up(view.savings, view.reader), view.settings))
 
     async def _show_health(self, request: Request) -> Response:
         said = self._health()
@@ -174,6 +178,16 @@ class Inspector:
             request,
             lambda view: show_health(view, said),
             without_archive=lambda error: health_without_archive(self._settings, self._started_at, said, error),
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        said = self._health()
+        return await self._answer(
+            request,
+            lambda view: of_archive(view.savings, view.reader, said),
+            without_archive=lambda error: without_archive(said),
+            encode=self._meters.render,
+            media_type=MEDIA_TYPE,
         )
 
     async def _session(self, request: Request) -> Response:
@@ -221,14 +235,16 @@ class Inspector:
     async def _answer(
         self,
         request: Request,
-        look: Callable[[View], Value],
+        look: Callable[[View], T],
         *,
-        without_archive: Callable[[ArchiveUnavailable], Value] | None = None,
+        without_archive: Callable[[ArchiveUnavailable], T] | None = None,
+        encode: Callable[[T], bytes] = msgspec.json.encode,
+        media_type: str = "application/json",
     ) -> Response:
         """Run a view in a thread. Whatever fails becomes an answer that says what and what to do."""
         if self._stopped:
             return _error(503, "stopping", "The proxy is stopping. Load the page again when it runs.")
-        looking = partial(self._look, look, without_archive)
+        looking = partial(self._look, look, without_archive, encode)
         try:
             body = await asyncio.get_running_loop().run_in_executor(self._threads, looking)
         except (UnknownSession, AmbiguousSession, UnknownTurn, UnknownBlock) as error:
@@ -250,10 +266,13 @@ class Inspector:
         etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers={"etag": etag})
-        return Response(body, media_type="application/json", headers={"etag": etag, "cache-control": "no-cache"})
+        return Response(body, media_type=media_type, headers={"etag": etag, "cache-control": "no-cache"})
 
     def _look(
-        self, look: Callable[[View], Value], without_archive: Callable[[ArchiveUnavailable], Value] | None
+        self,
+        look: Callable[[View], T],
+        without_archive: Callable[[ArchiveUnavailable], T] | None,
+        encode: Callable[[T], bytes],
     ) -> bytes:
         try:
             with self._opening:
@@ -265,7 +284,7 @@ class Inspector:
             if without_archive is None:
                 raise
             value = without_archive(error)
-        return msgspec.json.encode(value)
+        return encode(value)
 
 
 def _session(view: View, request: Request) -> SessionRow:

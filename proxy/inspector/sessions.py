@@ -13,6 +13,7 @@ from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.dialects import stored_dialect
+from proxy.holdout import HELD_OUT
 from proxy.savings import Savings
 from proxy.settings import Settings
 
@@ -176,7 +177,7 @@ def _summary(
         "requests": row.exchanges,
         "last_active_at": session.last_active_at,
         "state": state_of(view.settings, session),
-        "state_reason": session.state_reason,
+        "state_reason": HELD_OUT if session.arm == "held out" else session.state_reason,
         "cache": _cache(view, session, last),
         "cold_at": session.last_active_at + view.settings.idle_after,
         "tokens_full": latest.full,
@@ -189,6 +190,8 @@ def _summary(
 
 def state_of(settings: Settings, session: SessionRow) -> str:
     """`observe`: the mode is off, selections are recorded and not sent."""
+    if session.arm == "held out":
+        return session.arm
     if session.state != "normal":
         return session.state
     return "observe" if settings.mode == "off" else "normal"

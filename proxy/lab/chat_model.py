@@ -76,7 +76,7 @@ def _pause(response: httpx.Response | None, pause: float) -> float:
         asked = float(response.headers.get("retry-after", "")) if response is not None else 0.0
     except ValueError:
         asked = 0.0
-    return min(max(asked, pause), PAUSE_S_MAX)
+    return min(max(pause, asked), PAUSE_S_MAX)  # in this order, NaN is ours
 
 
 def _answer(url: str, response: httpx.Response) -> Answer:
@@ -88,7 +88,8 @@ def _answer(url: str, response: httpx.Response) -> Answer:
             f"{url} answered with something that is no chat completion: {response.text[:SHOWN_CHARS]!r}; "
             "check --base-url, which is what an SDK gets (it often ends in /v1)"
         ) from error
-    message = (choices[0] or {}).get("message") if isinstance(choices, list) and choices else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
     text = message.get("content") if isinstance(message, dict) else None
     usage = body.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None

@@ -8,19 +8,27 @@ that stands in the packed blocks. Identifiers that no candidate has do not count
 Two settings: `B.1` (the paper: candidates precede the turn that has just been completed) and `product` (the whole
 history, which is what the proxy chooses from). Two readings of "identifier": `code` (headline: has a dot, underscore,
 a digit or an inner capital) and `any` (every word that `graphstore.identifiers` keeps).
+
+Where the finished turns were observed, a transition knows what past attention says of its candidates, and more ways to
+choose can be compared.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from math import log
 from typing import Literal
 
-from graphstore.evidence import past_use
+from graphstore.blocks import Block
+from graphstore.evidence import Rule, derive, past_use
+from graphstore.graph import ContextGraph
 from graphstore.identifiers import IdentifierIndex, identifiers
+from graphstore.parameters import Parameters
 from graphstore.scoring import lexical_cue, standardised
+from graphstore.selection import OWED, HistoryBlock, protection, select
+from proxy.lab.observed import Observed
 from proxy.lab.recordings import Recording
 
 Setting = Literal["B.1", "product"]
@@ -29,6 +37,7 @@ SETTINGS: tuple[Setting, ...] = ("B.1", "product")
 READINGS: tuple[Reading, ...] = ("code", "any")
 BUDGETS = (0.05, 0.10, 0.20, 0.40)
 CANDIDATES_MIN = 2  # with one there is nothing to choose
+ATTENTION_RULES: tuple[Rule, ...] = ("paper", "hybrid")
 
 _CODE = re.compile(r"[._0-9]|[a-z][A-Z]")
 
@@ -43,6 +52,16 @@ def read_identifiers(text: str, reading: Reading) -> frozenset[str]:
     return found if reading == "any" else frozenset(word for word in found if _is_code(word))
 
 
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What the finished turns' attention says of the candidates, which the graph knows by their places."""
+
+    density: tuple[float, ...]  # a token's, in the turn that has just been completed; 0: not observed
+    mass: tuple[float, ...]  # a block's, in the same turn
+    graphs: Mapping[Rule, ContextGraph]
+    history: tuple[HistoryBlock, ...]
+
+
 @dataclass(frozen=True)
 class Transition:
     """One user request of a session: what could be chosen from, what was known, what came."""
@@ -54,21 +73,27 @@ class Transition:
     query: frozenset[str]
     finished: frozenset[str]  # identifiers of what the agent did in the turn before
     future: frozenset[str]
+    attended: Attended | None = None
 
-    @property
+    @cached_property
     def index(self) -> IdentifierIndex:
         return IdentifierIndex(self.words)
 
 
-def transitions(recording: Recording, setting: Setting, reading: Reading) -> Iterator[Transition]:
-    """Every request of a session that has candidates and a future that names some of them."""
+def transitions(
+    recording: Recording, setting: Setting, reading: Reading, observed: Observed | None = None
+) -> Iterator[Transition]:
+    """Every request of a session that has candidates and a future that names some of them.
+
+    With `observed` only those whose finished turn was: all signals are then compared on the same requests.
+    """
     turns = recording.turns()
     known: dict[int, frozenset[str]] = {}
     for number in range(1, len(turns)):
         (before, start), (_, end) = turns[number - 1], turns[number]
         limit = before if setting == "B.1" else start
         candidates = [block for block in recording.blocks if recording.start_of(block) < limit]
-        if len(candidates) < CANDIDATES_MIN:
+        if len(candidates) < CANDIDATES_MIN or (observed is not None and number not in observed.turns):
             continue
         for block in candidates:
             if block.messages[0] not in known:
@@ -84,7 +109,20 @@ def transitions(recording: Recording, setting: Setting, reading: Reading) -> Ite
             query=read_identifiers("\n".join(recording.texts[start:request]), reading),
             finished=_evidence(recording, before, start, reading),
             future=_evidence(recording, request, end, reading),
+            attended=None if observed is None else _attended(candidates, observed, number),
         )
+
+
+def _attended(candidates: Sequence[Block], observed: Observed, turn: int) -> Attended:
+    readings = {block.ordinal: block for block in observed.turns[turn].replay.blocks}
+    own = [readings.get(place) for place in range(len(candidates))]
+    past = observed.until(turn)
+    return Attended(
+        tuple(block.density if block else 0.0 for block in own),
+        tuple(block.mass if block else 0.0 for block in own),
+        {rule: derive(past, rule, Parameters()) for rule in ATTENTION_RULES},
+        tuple(HistoryBlock(i, block.kind, block.cost, block.edits) for i, block in enumerate(candidates)),
+    )
 
 
 def _evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
@@ -148,6 +186,87 @@ SIGNALS: Mapping[str, Signal] = {
     "past use + length + recency + query": weighted((1, _past), (1, _length), (1, _recency), (LAMBDA, _query)),
     "oracle": _oracle,
 }
+
+
+# -- with attention ---------------------------------------------------------------------------------------------------
+
+Choose = Callable[[float], set[int]]  # share of the characters -> the candidates that are sent
+
+
+def _density(t: Transition) -> Sequence[float]:
+    assert t.attended is not None
+    return t.attended.density
+
+
+def _mass(t: Transition) -> Sequence[float]:
+    assert t.attended is not None
+    return t.attended.mass
+
+
+ATTENTION_SIGNALS: Mapping[str, Signal] = {
+    "attention": _density,
+    "attention + query": weighted((1, _density), (LAMBDA, _query)),
+    "mass + query": weighted((1, _mass), (LAMBDA, _query)),
+    "past use + mass + query": weighted((1, _past), (1, _mass), (LAMBDA, _query)),
+}
+
+
+def _recap(t: Transition, rule: Rule, budget: float) -> set[int]:
+    """The proxy's selection; nothing is protected. Its expansion ends at the budget, so all choices send as much."""
+    assert t.attended is not None
+    nominal = budget / (1 + Parameters().delta)
+    return set(
+        select(
+            [HistoryBlock(block.ordinal, "tools", block.cost) for block in t.attended.history],
+            t.index,
+            t.query,
+            t.attended.graphs[rule],
+            Parameters(beta=nominal, request_cap_chars=2 * sum(t.costs)),
+            session=t.session,
+            turn=t.turn,
+            rule=rule,
+            past=_past(t),
+        ).chosen
+    )
+
+
+WITH_ATTENTION = (*ATTENTION_SIGNALS, *(f"recap ({rule})" for rule in ATTENTION_RULES))
+
+
+def rankings(t: Transition) -> Iterator[tuple[str, Choose]]:
+    """Every signal that this transition knows enough for, packed by score alone."""
+    for name, signal in (SIGNALS if t.attended is None else {**SIGNALS, **ATTENTION_SIGNALS}).items():
+        yield name, partial(pack, signal(t), t.costs)
+
+
+def choices(t: Transition) -> Iterator[tuple[str, Choose]]:
+    """Every way to choose that this transition knows enough for."""
+    yield from rankings(t)
+    if t.attended is not None:
+        for rule in ATTENTION_RULES:
+            yield f"recap ({rule})", partial(_recap, t, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """Counts of a transition's user messages and latest edits, and of those that a choice leaves out (paper B.3)."""
+
+    users: int
+    users_lost: int
+    edits: int
+    edits_lost: int
+
+
+def lost(t: Transition, choose: Choose, budget: float) -> Skeleton | None:
+    """What the choice leaves out though the budget has room for all of it: max(beta c(V), c(P)). None: P is empty."""
+    assert t.attended is not None
+    protected, total = protection(t.attended.history), sum(t.costs)
+    if not protected or not total:
+        return None
+    chosen = choose(max(budget, sum(t.costs[i] for i in protected) / total))
+    users = {i for i in protected if t.attended.history[i].kind in OWED}
+    edits = protected.keys() - users
+    return Skeleton(len(users), len(users - chosen), len(edits), len(edits - chosen))
 
 
 # -- coverage ---------------------------------------------------------------------------------------------------------

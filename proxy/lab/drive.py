@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from graphstore.store.archive import Archive, open_reader
 from graphstore.store.report import selection_of
 from graphstore.store.tokens import count_tokens
 from proxy.conversations import open_conversations
+from proxy.lab.coverage import read_identifiers
 from proxy.lab.errors import LabError
 from proxy.lab.provider_cache import ProviderCache
 from proxy.lab.recordings import CHAT, Recording
@@ -81,12 +83,58 @@ class _Body(msgspec.Struct):
     messages: list[msgspec.Raw]
 
 
+class Missed(NamedTuple):
+    """What an agent would have had to read again for an answer that names what it was not sent. Tokens."""
+
+    read: int  # at this request, which then takes one more
+    carried: int  # read again before, and part of the context since
+
+
+class Rereads:
+    """Estimates what is read again, which a recorded agent never has to.
+
+    An answer needs a left-out message when it names a code-like identifier that stands there, the latest such message
+    counting, and in nothing that was sent or read again. What was read again stays until the selection changes.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._words: dict[int, frozenset[str]] = {}
+        self._left_out: frozenset[int] = frozenset()
+        self._read: dict[int, int] = {}
+
+    def note(self, request: Request, left_out: frozenset[int], tokens: "Tokens") -> Missed:
+        """`left_out`: message indexes that this request lacks."""
+        if left_out != self._left_out:
+            self._left_out, self._read = left_out, {}
+        carried = sum(self._read.values())
+        if not left_out:
+            return Missed(0, 0)
+        named = frozenset[str]().union(*(self._of(i) for i in request.answer))
+        here = (i for i in range(request.messages) if i not in left_out or i in self._read)
+        lacking = named.difference(*(self._of(i) for i in here))
+        again = {}
+        for i in sorted(left_out, reverse=True):
+            if found := lacking & self._of(i):
+                lacking -= found
+                again[i] = tokens.of(self._recording.messages[i])
+        self._read |= again
+        return Missed(sum(again.values()), carried)
+
+    def _of(self, i: int) -> frozenset[str]:
+        if i not in self._words:
+            text = f"{self._recording.texts[i]}\n{self._recording.calls[i]}"
+            self._words[i] = read_identifiers(text, "code")
+        return self._words[i]
+
+
 @dataclass(frozen=True, slots=True)
 class Driven:
     """What the archive holds of a driven session."""
 
     exchanges: tuple[ExchangeRow, ...]  # one for each request
     selections: Mapping[int, SelectionRow]  # by exchange
+    missed: tuple[Missed, ...]  # by request
 
 
 class Clock:
@@ -131,13 +179,18 @@ async def drive(
     settings: Settings,
     cache: ProviderCache,
     tokens: Tokens,
+    *,
+    starts_at: float = STARTS_AT,
 ) -> Driven:
-    """`pauses`: seconds before each request. The archive is the one that the settings name.
+    """`pauses`: seconds before each request. The archive is the one that the settings name; what it holds of earlier
+    sessions must be over by `starts_at`.
 
     Raises `LabError` when the proxy could not use it.
     """
-    clock = Clock()
-    conversations = open_conversations(msgspec.structs.replace(settings, attention="off"), clock)
+    clock = Clock(starts_at)
+    conversations = open_conversations(msgspec.structs.replace(settings, attention="off", holdout=0.0), clock)
+    rereads, missed = Rereads(recording), []
+    digests = [sha256(raw).digest() for raw in recording.messages]
     try:
         for request, pause in zip(requests, pauses, strict=True):
             clock.now += pause
@@ -146,6 +199,9 @@ async def drive(
             if plan.exchange is None:
                 raise LabError(f"{recording.id}: a request was not archived ({conversations.health()['problem']})")
             prompt = tokens.prompt(plan.body or body)
+            sent = {digest for digest, _ in prompt}
+            left_out = frozenset(i for i in range(request.messages) if digests[i] not in sent)
+            missed.append(rereads.note(request, left_out, tokens))
             plan.exchange.first_byte()
             plan.exchange.finish(
                 "complete",
@@ -155,7 +211,8 @@ async def drive(
             )
     finally:
         await conversations.close()
-    return _archived(settings.db)
+    exchanges, selections = _archived(settings.db, starts_at)
+    return Driven(exchanges, selections, tuple(missed))
 
 
 def _reply(
@@ -176,10 +233,11 @@ def _reply(
     return json.dumps({"id": "simulated", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
-def _archived(path: str) -> Driven:
+def _archived(path: str, starts_at: float) -> tuple[tuple[ExchangeRow, ...], dict[int, SelectionRow]]:
     with open_reader(path) as reader:
-        rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
+        every = (row for session in reader.list_sessions() for row in reader.session_exchanges(session.id))
+        rows = [row for row in every if row.started_at >= starts_at]
         rows.sort(key=lambda row: row.id)
         selections = {row.id: selection for row in rows if (selection := selection_of(reader, row.id)) is not None}
     assert all(row.outcome == ("extension" if i else "new") for i, row in enumerate(rows)), "histories only grow"
-    return Driven(tuple(rows), selections)
+    return tuple(rows), selections

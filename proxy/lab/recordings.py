@@ -132,8 +132,7 @@ def _recording(path: Path, number: int, value: dict[str, Any]) -> Recording:
     _check_pairs(where, messages)
     starts = value.get("turn_starts")
     if starts is None:
-        roles = [message["role"] for message in messages]
-        starts = [i for i, role in enumerate(roles) if role == "user" and (i == 0 or roles[i - 1] != "user")]
+        starts = user_turns([message["role"] for message in messages])
     is_ascending = (
         isinstance(starts, list) and all(isinstance(i, int) for i in starts) and starts == sorted(set(starts))
     )
@@ -143,6 +142,11 @@ def _recording(path: Path, number: int, value: dict[str, Any]) -> Recording:
         )
     encoded = tuple(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() for message in messages)
     return Recording(str(value.get("id", f"{path.stem}:{number}")), encoded, tuple(starts))
+
+
+def user_turns(roles: Sequence[str]) -> list[int]:
+    """Where each run of user messages begins."""
+    return [i for i, role in enumerate(roles) if role == "user" and (i == 0 or roles[i - 1] != "user")]
 
 
 def _check_pairs(where: str, messages: Sequence[dict[str, Any]]) -> None:

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
     with empty_archive() as archive:
         for item, (session, recording, requests, selector, pauses) in remaining(results, items, NAME):
             seed = f"{arguments.seed}|{recording.id}"
-            waits = list(_waits(requests, pauses, longest, seed))
+            waits = list(waits_of(requests, pauses, longest, seed))
             with laid_out(archive, seed) as path:
                 asked = Settings(
                     db=str(path),
@@ -187,7 +187,7 @@ def _pauses(arguments: argparse.Namespace) -> list[Pauses]:
     return [*map(Pauses, dict.fromkeys(arguments.p_warm or ())), log_normal]
 
 
-def _waits(requests: Sequence[Request], pauses: Pauses, longest_s: float, seed: str) -> Iterator[float]:
+def waits_of(requests: Sequence[Request], pauses: Pauses, longest_s: float, seed: str) -> Iterator[float]:
     draw = random.Random(seed)
     for number, request in enumerate(requests):
         yield pauses.draw(draw.random(), longest_s) if request.opens_turn and number else STEP_S

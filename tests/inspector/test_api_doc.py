@@ -17,6 +17,7 @@ from proxy.conversations import open_conversations
 from proxy.inspector import routes
 from proxy.inspector.sessions import SESSIONS_MAX
 from proxy.ledger import Price
+from proxy.metrics import Meters
 from proxy.settings import Settings
 from tests.clock import VirtualClock
 from tests.inspector.conftest import Recorded
@@ -159,7 +160,7 @@ async def answers_of(look: Look) -> dict[str, list[Any]]:
 
 
 def all_routes() -> set[str]:
-    (_, mount) = routes.Inspector(Settings(), dict, lambda: 0.0).routes()
+    (_, mount) = routes.Inspector(Settings(), dict, lambda: 0.0, Meters()).routes()
     assert isinstance(mount, Mount)
     inner = [route for route in mount.routes if isinstance(route, Route) and route.path.startswith("/api")]
     return {f"{m} /recap{route.path}" for route in inner for m in (route.methods or set()) - {"HEAD"}}
@@ -210,7 +211,7 @@ async def test_the_page_names_every_error_and_no_other(
     def fail(*_: object) -> None:
         raise RuntimeError("a view fails")
 
-    monkeypatch.setattr(routes, "show_savings", fail)
+    monkeypatch.setattr(routes, "sum_up", fail)
     async with looking(recorded, tmp_path) as look:
         client, name = look.client, look.names[HOSTILE]
         for path, headers in (

@@ -311,7 +311,7 @@ async def test_a_view_that_fails_is_an_answer_and_the_log_knows_more(
     def fail(*_: object) -> None:
         raise RuntimeError("canary")
 
-    monkeypatch.setattr(routes, "show_savings", fail)
+    monkeypatch.setattr(routes, "sum_up", fail)
     upstream = RecordingUpstream()
     async with upstream.running(), looking(recorded, tmp_path, upstream=upstream.url) as look:
         status, code, message = await look.refusal("savings")

@@ -270,8 +270,7 @@ class Clerk(ScriptedUpstream):
 
 
 def command(folder: Path, *more: str) -> list[str]:
-    """Settings of the proxy stand before the study."""
-    return ["eval", "--db", str(folder / "own.db"), "compaction", "--out", str(folder / "eval"), *more]
+    return ["eval", "compaction", "--out", str(folder / "eval"), *more]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -342,14 +341,14 @@ def test_files_and_the_own_archive_are_tested_too(lab: Lab, tmp_path: Path, caps
     digest = hashlib.sha256((tmp_path / "own.db").read_bytes()).hexdigest()
     session = b'{"id":"s","messages":[%s]}' % b",".join(made(2, turns=3).messages)
     (tmp_path / "s.jsonl").write_bytes(session)
-    own = [str(tmp_path / "s.jsonl"), "--archive"]
+    own = [str(tmp_path / "s.jsonl"), "--archive", str(tmp_path / "own.db")]
     assert main(command(tmp_path, *own, "--family", "recoverability", "--selector", "recency")) == 0
     rows = {row["case"]: row for row in rows_of(tmp_path)}
     assert not any(row["broken"] for row in rows.values())
     assert rows["archive as it stands"]["promised"] == 5, "two requests of two sessions, and the whole"
     assert rows["archive: driven anew"]["promised"] > rows["files: driven anew"]["promised"] > 5
     assert hashlib.sha256((tmp_path / "own.db").read_bytes()).hexdigest() == digest
-    assert "recap eval compaction s.jsonl --archive" in capsys.readouterr().out
+    assert "recap eval compaction s.jsonl --archive own.db" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -364,7 +363,7 @@ def test_files_and_the_own_archive_are_tested_too(lab: Lab, tmp_path: Path, caps
             ["--base-url", "https://a.example/v1", "--model", "m", "--key-env", "NO_KEY_"],
             "the variable NO_KEY_ is empty",
         ),
-        (["--archive"], "own.db"),
+        (["--archive", "none.db"], "none.db"),
         (["missing.jsonl"], "'missing.jsonl' cannot be read"),
     ],
 )

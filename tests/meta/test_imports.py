@@ -23,7 +23,12 @@ ALLOWED = {
     "migrations": {"graphstore"},
 }
 COMPOSITION_ROOT = "proxy/wiring.py"  # may also start the model's worker
-MODEL_COMMANDS = {COMPOSITION_ROOT, "proxy/commands/model.py", "proxy/commands/worker.py"}
+MODEL_COMMANDS = {
+    COMPOSITION_ROOT,
+    "proxy/commands/model.py",
+    "proxy/commands/worker.py",
+    "proxy/lab/replayed.py",  # replays recorded sessions
+}
 MODEL_VALUES = {"proxy_model.config", "proxy_model.context", "proxy_model.errors"}  # for everybody: they import nothing
 
 

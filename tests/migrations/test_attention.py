@@ -47,7 +47,7 @@ def test_an_old_archive_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> No
     old_database(path)
     with Archive.open(path, count_tokens=len) as archive:
         reader = archive.reader
-        assert [(row.name, row.title) for row in reader.list_sessions()] == [("s-1", "Old")]
+        assert [(row.name, row.title, row.arm) for row in reader.list_sessions()] == [("s-1", "Old", None)]
         selection = reader.load_selection(1)
         assert selection is not None
         (verdict,) = selection.verdicts

@@ -27,6 +27,7 @@ def test_a_user_who_answers_at_once_gets_his_warm_prefix() -> None:
     [
         (replace(RETURNED, opaque="previous_response_id"), "none", "previous_response_id"),
         (replace(RETURNED, side=True), "none", "side"),
+        (replace(RETURNED, held_out=True), "none", "held out"),
         (replace(RETURNED, passing_through="rejected with 400"), "none", "rejected with 400"),
         (replace(RETURNED, open_calls=True), "none", "no result"),
         (replace(RETURNED, retry=True), "warm", "retry"),

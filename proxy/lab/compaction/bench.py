@@ -103,6 +103,7 @@ class Lab:
             min_history_tokens=0,
             context_window_tokens=0,
             attention="off",
+            holdout=0.0,
         )
 
     @contextmanager

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from graphstore.store.reader import Reader
+from graphstore.store.report import find_session
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
 from proxy.lab.recordings import Recording
@@ -147,12 +148,12 @@ def of_recording(recording: Recording) -> History:
     return History(recording.id, "chat", recording.messages[leading:], starts)
 
 
-def of_archive(reader: Reader) -> list[History]:
-    """The newest sessions, as far as they have a history."""
+def of_archive(reader: Reader, names: Sequence[str] = ()) -> list[History]:
+    """These sessions, or the newest, as far as they have a history. Raises `UnknownSession`."""
     found = []
     sessions = sorted(reader.list_sessions(), key=lambda session: session.id)
     agents = [session for session in sessions if session.kind == "agent"]
-    for session in agents[-ARCHIVE_SESSIONS:]:
+    for session in [find_session(reader, name) for name in names] or agents[-ARCHIVE_SESSIONS:]:
         if session.head_node_id is None:
             continue
         name: DialectName = "chat" if session.dialect == "chat" else "responses"

@@ -115,7 +115,11 @@ def _by_selector(rows: list[Row]) -> dict[str, list[Row]]:
 
 def _command(about: Row) -> str:
     """What was asked for, as on the command line."""
-    words: list[object] = [*(about["files"] or ()), *(["--archive"] if about["archive"] else [])]
+    words: list[object] = [
+        *(about["files"] or ()),
+        *(word for name in about["archive"] or () for word in ("--archive", name)),
+    ]
+    words += [word for name in about["sessions"] or () for word in ("--session", name)]
     if about["selectors"] != list(get_args(SelectorName)):
         words += [word for name in about["selectors"] for word in ("--selector", name)]
     if about["families"] != [name for name in TITLES if name != "differential" or "base_url" in about]:

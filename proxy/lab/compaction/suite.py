@@ -44,11 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several: dict[str, Any] = {"action": "append", "help_text": "may be repeated (default: all)"}
     trials, turns = differential.TRIALS, horizon.TURNS
     option("sessions", "JSONL of sessions, to test with as well", nargs="*", type=Path, metavar="FILE")
-    option(
-        "--archive",
-        "test with your archive as well (`recap eval --db FILE compaction`); it is only read",
-        action="store_true",
-    )
+    option("--archive", "test with this archive as well; it is only read", type=Path, metavar="DB")
+    option("--session", "of the archive; may be repeated (default: the newest)", action="append", metavar="ID")
     option("--selector", dest="selectors", choices=get_args(SelectorName), **several)
     option("--family", dest="families", choices=FAMILIES, **several)
     option("--turns", f"of the long horizon (default {turns})", type=int, default=turns, metavar="N")
@@ -72,12 +69,13 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         families = [family for family in families if family != differential.FAMILY]
     data = read_recordings(arguments.sessions) if arguments.sessions else None
     recorded = [of_recording(recording) for recording in data.recordings] if data else []
-    archived = _archived(settings.db) if arguments.archive else []
+    archived = _archived(arguments.archive, arguments.session or ()) if arguments.archive else []
     results = begin(
         NAME,
         arguments,
         files=dict(data.files) if data else None,
-        archive=_digest(archived),
+        archive={arguments.archive.name: _digest(archived)} if arguments.archive else None,
+        sessions=arguments.session,
         selectors=selectors,
         families=families,
         turns=arguments.turns,
@@ -111,7 +109,7 @@ async def _run(
                 cases += [*needle.cases_in(histories, source), *retention.cases_in(histories, source)]
                 cases += recovery.cases_in(histories, source)
         if arguments.archive:
-            cases += recovery.cases_of_archive(settings.db)
+            cases += recovery.cases_of_archive(str(arguments.archive))
         if arguments.base_url:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = await stack.enter_async_context(httpx.AsyncClient(timeout=settings.read_timeout, headers=headers))
@@ -136,21 +134,17 @@ def _items(cases: Sequence[Case], about: Row) -> list[tuple[str, tuple[Case, Sel
 # -- what it is run with ----------------------------------------------------------------------------------------------
 
 
-def _archived(path: str) -> list[History]:
+def _archived(path: Path, names: Sequence[str]) -> list[History]:
     with open_reader(path) as reader:
-        found = of_archive(reader)
+        found = of_archive(reader, names)
     if not found:
-        raise LabError(f"the archive {path!r} has no session with a history: name another one with --db")
+        raise LabError(f"the archive {str(path)!r} has no session with a history: name another one with --archive")
     return found
 
 
-def _digest(histories: Sequence[History]) -> str | None:
-    if not histories:
-        return None
-    whole = sha256()
-    for history in histories:
-        whole.update(f"{history.id} {len(history.messages)}".encode() + b"".join(history.messages))
-    return whole.hexdigest()[:16]
+def _digest(histories: Sequence[History]) -> str:
+    parts = (part for history in histories for part in (history.id.encode(), *history.messages))
+    return sha256(b"\n".join(parts)).hexdigest()[:16]
 
 
 def _changed(settings: Settings) -> Row | None:
