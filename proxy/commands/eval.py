@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from proxy.lab.compaction.suite import STUDY as COMPACTION
 from proxy.lab.concentration import STUDY as CONCENTRATION
 from proxy.lab.costs import STUDY as COSTS
 from proxy.lab.lic import STUDY as LIC
@@ -14,7 +15,7 @@ from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
 from proxy.settings import Settings
 
-STUDIES: tuple[Study, ...] = (REUSE, CONCENTRATION, QUERIES, SIMULATE, MODES, COSTS, LIC)
+STUDIES: tuple[Study, ...] = (REUSE, CONCENTRATION, QUERIES, SIMULATE, MODES, COSTS, LIC, COMPACTION)
 OUT = Path("eval")
 
 

@@ -12,7 +12,7 @@ from graphstore.store.engine import ArchiveUnavailable, OwnerLock, explained
 from graphstore.store.repair import Salvage, salvage
 from graphstore.store.verify import verify
 from proxy.commands.text import count, plain
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.dialects import DIALECTS
 from proxy.errors import RecapError
 from proxy.settings import Settings
@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         folder = (target or path).parent
         with tempfile.TemporaryDirectory(dir=folder, prefix=".recap-repair-") as place, explained():
             made = Path(place) / "recap.db"
-            report = salvage(path, made, _recut, tuple(DIALECTS))
+            report = salvage(path, made, recut, tuple(DIALECTS))
             with open_reader(made) as reader:
-                findings = verify(reader, _recut)
+                findings = verify(reader, recut)
             if findings:
                 first = findings[0]
                 raise RecapError(
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 def _is_sound(path: Path) -> bool:
     try:
         with open_reader(path) as reader:
-            return not verify(reader, _recut)
+            return not verify(reader, recut)
     except ArchiveUnavailable as error:
         if error.kind in ("newer", "foreign", "locked"):
             raise

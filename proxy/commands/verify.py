@@ -19,14 +19,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     del arguments
     with open_reader(settings.db) as reader:
-        findings = verify(reader, recut=_recut)
+        findings = verify(reader, recut)
     for finding in findings:
         print(f"{finding.table} {finding.row}: {finding.problem}")
     print(f"{settings.db}: {count(len(findings), 'finding') if findings else 'everything agrees'}")
     return 1 if findings else 0
 
 
-def _recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
+def recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
     """The blocks that a history's messages form."""
     parse = stored_dialect(session.dialect).parse_message
     return cut_blocks([parse(raw) for raw in contents]).blocks

@@ -137,8 +137,10 @@ class Driven:
     missed: tuple[Missed, ...]  # by request
 
 
-class _Clock:
-    def __init__(self, now: float) -> None:
+class Clock:
+    """Seconds since the epoch; moved by hand."""
+
+    def __init__(self, now: float = STARTS_AT) -> None:
         self.now = now
 
     def __call__(self) -> float:
@@ -185,7 +187,7 @@ async def drive(
 
     Raises `LabError` when the proxy could not use it.
     """
-    clock = _Clock(starts_at)
+    clock = Clock(starts_at)
     conversations = open_conversations(msgspec.structs.replace(settings, attention="off", holdout=0.0), clock)
     rereads, missed = Rereads(recording), []
     digests = [sha256(raw).digest() for raw in recording.messages]

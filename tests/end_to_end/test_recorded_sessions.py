@@ -15,7 +15,7 @@ import pytest
 
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.conversations import open_conversations
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import DialectName
@@ -125,7 +125,7 @@ def check_archive(path: Path, dialect: DialectName, sent: list[tuple[Step, bytes
         assert [row.messages_sent for row in exchanges] == [
             len(messages_of(dialect, body)) - 1 - (body != step.body) for step, body in sent
         ]
-        assert verify(reader, _recut) == []
+        assert verify(reader, recut) == []
 
 
 def shared_messages(dialect: DialectName, sent: list[tuple[Step, bytes]]) -> list[int]:

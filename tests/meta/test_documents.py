@@ -48,7 +48,7 @@ WRITTEN = [path for path in FILES if not name_of(path).startswith(RECORDED) and 
 def options() -> set[str]:
     """Every flag of any command, and `--no-` forms."""
     folders = (ROOT / "proxy/commands", ROOT / "proxy/lab")
-    source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     own = set(re.findall(r'"(--[a-z-]+)"', source)) | {"--config", "--version", "--help"}
     settings = {"--" + name.replace("_", "-") for name in HINTS}
     return own | settings | {flag.replace("--", "--no-", 1) for flag in settings}

@@ -18,7 +18,7 @@ from backports import zstd
 
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.conversations import open_conversations
 from proxy.settings import Settings
 from tests.archives import lay_out_archive
@@ -89,7 +89,7 @@ async def wire(folder: Path, *scripts: Script, **changes: Any) -> AsyncIterator[
 
 def findings(folder: Path) -> list[str]:
     with open_reader(folder / "recap.db") as reader:
-        return [str(finding) for finding in verify(reader, _recut)]
+        return [str(finding) for finding in verify(reader, recut)]
 
 
 def all_bytes(folder: Path) -> bytes:

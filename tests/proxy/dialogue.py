@@ -11,7 +11,7 @@ import msgspec
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import Finding, verify
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.conversations import open_conversations
 from proxy.dialects.base import DialectName
 from proxy.ports import Arrival, Plan
@@ -177,4 +177,4 @@ class Dialogue:
     async def findings(self) -> list[Finding]:
         await self.close()
         with open_reader(self.settings.db) as reader:
-            return verify(reader, _recut)
+            return verify(reader, recut)

@@ -11,7 +11,7 @@ from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.forget import Forget
 from graphstore.store.verify import verify
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.conversations import ArchivedConversations
 from proxy.keeping import DAY_S, IN_USE_S, overdue
 from tests.graphstore.store.history import session_row
@@ -32,7 +32,7 @@ class Kept(Dialogue):
         health = self.live.health()
         assert (health["state"], health["batches_lost"]) == ("ok", 0)  # nothing was refused, either
         with open_reader(self.settings.db) as reader:
-            assert verify(reader, _recut) == []
+            assert verify(reader, recut) == []
             return sorted(reader.list_sessions(), key=lambda row: row.id)
 
     async def forget(self, *ids: int) -> None:

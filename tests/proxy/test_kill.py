@@ -8,7 +8,7 @@ import pytest
 
 from graphstore.store.archive import open_reader
 from graphstore.store.verify import verify
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from tests.archives import lay_out_archive
 from tests.proxy.dialogue import Dialogue, said, user
 from tests.proxy.killed_writer import HISTORY, ID, OTHER
@@ -27,7 +27,7 @@ def killed(folder: Path, at: int, moment: str) -> list[str]:
 
 async def check(folder: Path, sent: list[str]) -> None:
     with open_reader(folder / "recap.db") as reader:
-        assert verify(reader, _recut) == []
+        assert verify(reader, recut) == []
         assert "forgotten" not in sent or 2 not in {row.id for row in reader.list_sessions()}
     dialogue = Dialogue(folder, changes={"beta": 0.05})
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from graphstore.store.blobs import unpack
 from graphstore.store.repair import salvage
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.dialects import DIALECTS
 from tests.proxy.dialogue import LUNCH_S, Dialogue, Message, read, said, turn, user
 
@@ -57,7 +57,7 @@ async def test_only_the_stored_copy_differs(tmp_path: Path) -> None:
     assert all(secret in stored(folders[0]) for secret in SECRETS)
     assert not any(secret in stored(folders[1]) for secret in (*SECRETS, "canary"))
     assert await redacted.findings() == []
-    report = salvage(folders[1] / "recap.db", folders[1] / "good.db", _recut, tuple(DIALECTS))
+    report = salvage(folders[1] / "recap.db", folders[1] / "good.db", recut, tuple(DIALECTS))
     assert report.is_whole
 
 

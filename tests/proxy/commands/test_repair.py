@@ -16,7 +16,7 @@ from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.repair import Salvage, salvage
 from graphstore.store.verify import verify
 from proxy.cli import main
-from proxy.commands.verify import _recut
+from proxy.commands.verify import recut
 from proxy.dialects import DIALECTS
 from tests.observed import observe, replay_of
 from tests.proxy.dialogue import LUNCH_S, Dialogue, turn, user
@@ -70,13 +70,13 @@ def repaired(folder: Path, data: bytes, truth: dict[int, bytes]) -> tuple[Salvag
         file.unlink()
     source.write_bytes(data)
     try:
-        report = salvage(source, target, _recut, tuple(DIALECTS))
+        report = salvage(source, target, recut, tuple(DIALECTS))
     except ArchiveUnavailable as error:
         assert error.kind in ("corrupt", "newer")
         return None, 0
     assert source.read_bytes() == data
     with open_reader(target) as reader:
-        assert verify(reader, _recut) == []
+        assert verify(reader, recut) == []
     saved = messages(target)
     assert saved.items() <= truth.items()
     return report, len(saved)
@@ -146,8 +146,8 @@ def test_what_only_the_log_has_is_saved_too(original: bytes, tmp_path: Path) -> 
             shutil.copy(live, copy)
             shutil.copy(f"{live}-wal", f"{copy}-wal")
     assert b"only in the log" not in copy.read_bytes()
-    recut = lambda session, contents: () if session.id == 90 else _recut(session, contents)  # noqa: E731
-    salvage(copy, tmp_path / "good.db", recut, tuple(DIALECTS))
+    partly = lambda session, contents: () if session.id == 90 else recut(session, contents)  # noqa: E731
+    salvage(copy, tmp_path / "good.db", partly, tuple(DIALECTS))
     assert message_digest(b"only in the log") in map(message_digest, messages(tmp_path / "good.db").values())
 
 
