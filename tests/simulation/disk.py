@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 from unittest import mock
 
 from greenlet import getcurrent
@@ -75,6 +75,10 @@ class Disk:
         """End a process at its n-th statement or commit from now; every other commit has happened by then."""
         self._kill_in[process] = statement
 
+    def spare(self) -> None:
+        """Nobody dies of what was arranged before."""
+        self._kill_in.clear()
+
     def cut_power(self) -> None:
         """Back to what the last durable commit left; whoever had the file open must be gone."""
         self._look.close()
@@ -131,8 +135,7 @@ class Disk:
         assert getcurrent() is not self._machine.main, "the event loop waits for the disk"
         begins = statement.startswith("BEGIN")
         if process.dead or (not begins and self._is_killed(process)):
-            process.dead = True
-            raise Killed
+            self._end(process)
         if self._trouble == "unreadable" and not writes:
             self._maybe_fail()
         if writes and begins:
@@ -151,19 +154,19 @@ class Disk:
         if not self._freed.wait_for(lambda: self._writing is None, engines.BUSY_TIMEOUT_S):
             raise _error("locked")
         if process.dead:
-            raise Killed
+            self._end(process)
         self._writing = process
 
     def commit(self, process: Process, connection: Any, commit: Callable[[Any], None]) -> None:
         if self._is_killed(process):
-            raise Killed
+            self._end(process)
         if self._trouble == "stalled":
             self.troubled_at = self._machine.time()
             self._in -= 1
             if self._in < 0:
                 self._machine.sleep(self._stall_s)
                 if process.dead:
-                    raise Killed
+                    self._end(process)
                 self._count_down()
         if self._trouble in ("full", "io"):
             self._maybe_fail()
@@ -174,7 +177,7 @@ class Disk:
             self._note()
         self._free()
         if self._is_killed(process):
-            raise Killed
+            self._end(process)
         if self._trouble == "unsure":
             self._maybe_fail()
 
@@ -199,8 +202,13 @@ class Disk:
         self._kill_in[process] = left - 1
         if left > 0:
             return False
-        process.dead = True
         return True
+
+    def _end(self, process: Process) -> NoReturn:
+        """The system frees a lock whose owner dies."""
+        process.dead = True
+        self.rolled_back(process)
+        raise Killed
 
     def _free(self) -> None:
         self._writing = None

@@ -325,5 +325,6 @@ def _turn_start(own: ParsedRequest) -> int:
 
 
 def _reaches_back(own: ParsedRequest) -> bool:
+    """A late result made an old call part of the current turn, which is sent whole."""
     start = _turn_start(own)
     return any(block.messages[0] < start <= block.messages[-1] for block in cut_blocks(own.messages).blocks)
