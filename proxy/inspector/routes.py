@@ -167,7 +167,7 @@ class Inspector:
         return await self._answer(request, show_savings)
 
     async def _show_health(self, request: Request) -> Response:
-        said = self._health()
+        said = await asyncio.to_thread(self._health)
         return await self._answer(
             request,
             lambda view: show_health(view, said),

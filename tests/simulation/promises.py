@@ -105,7 +105,7 @@ def never_breaks_on_the_way(call: Call) -> None:
         expected = call.plan_body if call.plan_body is not None else call.wire
         require(body == expected, "never break", "what was sent is neither the client's bytes nor what was planned")
         if call.is_rewritten:
-            _never_mangles(call, body)
+            never_mangles(call, body)
         return
     status = call.attempts[0].status
     require(number == 2, "never break", f"sent {number} times")
@@ -114,7 +114,8 @@ def never_breaks_on_the_way(call: Call) -> None:
     require(body == call.wire, "never break", "what was sent after the rejection is not the original")
 
 
-def _never_mangles(call: Call, body: bytes) -> None:
+def never_mangles(call: Call, body: bytes) -> None:
+    """Whole old blocks are left out, and nothing else happened to the client's bytes."""
     own = call.own
     try:
         json.loads(body)
@@ -179,12 +180,19 @@ def never_loses(gone: Sequence[bytes], disk: Disk) -> None:
 # -- 3: never break a warm cache ----------------------------------------------------------------------------------------
 
 
-def never_chills(before: Call, now: Call, *, rejected: bool) -> None:
-    """Between two cold boundaries what is sent extends what was sent, as far as the client extends its own."""
+def never_chills(before: Call, now: Call, disk: Disk, *, rejected: bool, lost: bool) -> None:
+    """Between two cold boundaries what is sent extends what was sent, as far as the client extends its own.
+
+    `rejected`: the provider refused a rewritten request since. `lost`: the proxy died before it had recorded `before`,
+    so it cannot know a retry for one.
+    """
     if before.row is None or now.row is None or rejected:
         return
+    between = disk.ask(_COLD_BETWEEN, now.row.session_id, before.row.id, now.row.id)
+    if between:  # decided for a request that never left: its client or the proxy went away
+        return
     reason = now.row.reason
-    if now.body == before.body:
+    if now.body == before.body and not (lost and now.row.boundary == "cold"):
         require(now.outgoing == before.outgoing, "never chill", f"a retry became something else: {reason}")
         return
     extends = now.raws[: len(before.raws)] == before.raws and _head(now) == _head(before)
@@ -198,6 +206,9 @@ def never_chills(before: Call, now: Call, *, rejected: bool) -> None:
         return
     kept = now.outgoing[: len(before.outgoing)] == before.outgoing
     require(kept, "never chill", f"{now.row.outcome}, {reason}, after {before.row.outcome}, {before.row.reason}")
+
+
+_COLD_BETWEEN = "SELECT 1 FROM exchanges WHERE session_id = ? AND id > ? AND id < ? AND boundary = 'cold'"
 
 
 # -- 4: always explain --------------------------------------------------------------------------------------------------
@@ -220,14 +231,15 @@ def explains_a_plan(call: Call, disk: Disk) -> None:
         return
     require(row.selection_id in disk.durable[1], "explain", "the selection in force is not durably in the archive")
     for raw in gone:
-        why = disk.ask(_WHY, row_id(message_digest(raw)), row.selection_id)
+        why = disk.ask(_WHY, row_id(message_digest(raw)), row.selection_id, row.session_id)
         require(any(rule for (rule,) in why), "explain", f"nothing says why this was left out: {raw[:100]!r}")
 
 
+# A branch goes by its parent's selection until it has one of its own; both number the blocks that they share alike.
 _WHY = """
     SELECT v.rule FROM nodes n
     JOIN selections s ON s.id = ?2
-    JOIN block_nodes b ON b.node_id = n.id AND b.session_id = s.session_id
+    JOIN block_nodes b ON b.node_id = n.id AND b.session_id IN (s.session_id, ?3)
     JOIN selection_blocks v ON v.selection_id = s.id AND v.ordinal = b.ordinal AND NOT v.kept
     WHERE n.message_id = ?1
 """

@@ -10,7 +10,7 @@ import gzip
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,6 +107,7 @@ class World:
     calls: list[Call] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     last: dict[int, Call] = field(default_factory=dict)  # by client
+    last_in: dict[tuple[int, int | None], Call] = field(default_factory=dict)  # by client and session
     expected: dict[int, Call] = field(default_factory=dict)  # by exchange: what the archive must have in the end
     fell_back_at: dict[int, float] = field(default_factory=dict)  # by client
     left_out: set[bytes] = field(default_factory=set)
@@ -236,11 +237,14 @@ class World:
             assert self.proxy is not None
             try:
                 await self._own(self.proxy.conversations.flush())
-                return
+                break
             except ArchiveUnavailable as error:
                 problem = error
                 await asyncio.sleep(PATIENCE_S)
-        raise Broken("never lose", f"the disk works again, and nothing is written: {problem}")
+        else:
+            raise Broken("never lose", f"the disk works again, and nothing is written: {problem}")
+        writer = self._archive.writer
+        require(self._is_lossy() or not writer.lost, "never lose", f"{writer.lost} batches were refused: {writer.failure}")
 
     async def _everybody_is_answered(self) -> None:
         for _ in range(40):
@@ -278,9 +282,14 @@ class World:
             require(digest in known, "never lose", "a message that was left out is gone")
 
     def _is_lossy(self) -> bool:
+        """The queue ran over, perhaps: what it did not take is lost, as it has to be."""
+        return self.queue_max is not None
+
+    @property
+    def _archive(self) -> Any:
         assert self.proxy is not None
-        archive = getattr(self.proxy.conversations, "_archive", None)
-        return self.queue_max is not None or archive is None or archive.writer.lost > 0
+        conversations = self.proxy.conversations
+        return getattr(getattr(conversations, "_opened", None) or conversations, "_archive", None)
 
     # -- clients ------------------------------------------------------------------------------------------------
 
@@ -527,8 +536,8 @@ class World:
         self.machine.process = proxy.process
         made = await asyncio.to_thread(open_conversations, self.settings, self.machine.time)
         proxy.conversations = made
-        if self.queue_max is not None and (archive := getattr(made, "_archive", None)) is not None:
-            archive.writer._queue_max = self.queue_max
+        if self.queue_max is not None and self._archive is not None:
+            self._archive.writer._queue_max = self.queue_max
         proxy.gateway = Gateway(self.settings, self.upstream, _Watched(made, self))  # type: ignore[arg-type]
 
     async def _recover(self, *, at_once: bool = False) -> None:
@@ -541,12 +550,6 @@ class World:
                 await asyncio.sleep(2.0)
             await self._own(self._start_proxy())
             self.note("started")
-            if at_once:
-                await self._has_archive()
-
-    async def _has_archive(self) -> None:
-        """It may have started while the disk failed: it looks again now and then."""
-
     async def _bury(self, process: Process) -> None:
         """End what is left of the proxy's process: its connections break, its memory is gone."""
         proxy, self.proxy = self.proxy, None
@@ -676,21 +679,25 @@ class World:
         with self._breaking():
             self._count(call)
             promises.never_waits(call, self.disk)
+            if call.plan_body is not None:
+                promises.never_mangles(call, call.plan_body)
             gone = promises.gone_of(call)
             promises.never_loses(gone, self.disk)
             self.left_out.update(promises.message_digest(raw) for raw in gone)
             promises.explains_a_plan(call, self.disk)
             if call.row is None:
                 self.last.pop(call.who, None)
+                self.last_in = {key: last for key, last in self.last_in.items() if key[0] != call.who}
                 return
             self.expected[call.row.id] = call
             if call.row.outcome == "side":
                 return
-            before = self.last.get(call.who)
+            before = self.last_in.get((call.who, call.row.session_id)) or self.last.get(call.who)
             if before is not None and not self._has_other(call.client):
                 fell_back = self.fell_back_at.get(call.who, float("-inf")) >= (before.planned_at or 0.0)
-                promises.never_chills(before, call, rejected=fell_back)
-            self.last[call.who] = call
+                lost = before.row is None or self.expected.get(before.row.id) is not before
+                promises.never_chills(before, call, self.disk, rejected=fell_back, lost=lost)
+            self.last[call.who] = self.last_in[call.who, call.row.session_id] = call
 
     def _count(self, call: Call) -> None:
         if call.row is not None:
@@ -759,6 +766,3 @@ def lay_out(archive: bytes, path: Path) -> None:
     with database:
         database.execute("UPDATE meta SET value = ? WHERE key = 'secret'", (b"s" * 32,))
     database.close()
-
-
-__all__ = ["ACTIONS", "Mapping", "World", "lay_out"]
