@@ -167,11 +167,12 @@ class Inspector:
         return await self._answer(request, show_savings)
 
     async def _show_health(self, request: Request) -> Response:
-        said = await asyncio.to_thread(self._health)
         return await self._answer(
             request,
-            lambda view: show_health(view, said),
-            without_archive=lambda error: health_without_archive(self._settings, self._started_at, said, error),
+            lambda view: show_health(view, self._health()),
+            without_archive=lambda error: health_without_archive(
+                self._settings, self._started_at, self._health(), error
+            ),
         )
 
     async def _session(self, request: Request) -> Response:

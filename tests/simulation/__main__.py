@@ -11,5 +11,7 @@ if __name__ == "__main__":
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], environment)
     outcomes = [play(int(seed)) for seed in sys.argv[1:]]
     for outcome in outcomes:
-        print(outcome.story, "", "every promise held" if outcome.broken is None else f"broken: {outcome.broken}", sep="\n")
+        print(
+            outcome.story, "", "every promise held" if outcome.broken is None else f"broken: {outcome.broken}", sep="\n"
+        )
     sys.exit(any(outcome.broken for outcome in outcomes))

@@ -21,6 +21,7 @@ Trouble = Literal["full", "locked", "io", "stalled", "unreadable", "unsure"]
 TROUBLES: tuple[Trouble, ...] = ("full", "locked", "io", "stalled", "unreadable", "unsure")
 FAR = 1 << 40
 LOCK_S = 3.0  # that somebody else holds the lock at each try while the disk is "locked" and may yet come free
+WRITE_BACK_S = 60.0  # Linux: 30 s, and a moment to do it
 _ERRORS: dict[str, tuple[int, str]] = {
     "full": (sqlite3.SQLITE_FULL, "database or disk is full"),
     "locked": (sqlite3.SQLITE_BUSY, "database is locked"),
@@ -53,6 +54,7 @@ class Disk:
         self._look = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         self.troubled_at = float("-inf")  # when it last failed or kept somebody waiting
         self.commits = 0
+        self._committed_at = machine.time()
         self._synced = self._files()
         self.durable: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
@@ -82,6 +84,7 @@ class Disk:
     def cut_power(self) -> None:
         """Back to what the last durable commit left; whoever had the file open must be gone."""
         self._look.close()
+        self._write_back()
         for file, content in self._synced.items():
             if content is None:
                 file.unlink(missing_ok=True)
@@ -171,8 +174,10 @@ class Disk:
         if self._trouble in ("full", "io"):
             self._maybe_fail()
         is_durable = connection.execute("PRAGMA synchronous").fetchone()[0] >= 2
+        self._write_back()
         commit(connection)
         self.commits += 1
+        self._committed_at = self._machine.time()
         if is_durable:
             self._note()
         self._free()
@@ -209,6 +214,11 @@ class Disk:
         process.dead = True
         self.rolled_back(process)
         raise Killed
+
+    def _write_back(self) -> None:
+        """The system brings to the disk by itself what has waited for so long."""
+        if self._machine.time() - self._committed_at > WRITE_BACK_S:
+            self._synced = self._files()
 
     def _free(self) -> None:
         self._writing = None

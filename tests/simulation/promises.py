@@ -83,7 +83,7 @@ class Call:
         return gzip.decompress(body) if body == self.wire and self.wire != self.body else body
 
 
-# -- 5: never wait for the model ----------------------------------------------------------------------------------------
+# -- 5: never wait for the model ------------------------------------------------------------------------------------
 
 
 def never_waits(call: Call, disk: Disk) -> None:
@@ -95,7 +95,7 @@ def never_waits(call: Call, disk: Disk) -> None:
     require(disturbed or took <= PLANNED_WITHIN_S, "never wait", f"planned after {took:.1f} s, with a disk that works")
 
 
-# -- 1: never break a session -------------------------------------------------------------------------------------------
+# -- 1: never break a session ---------------------------------------------------------------------------------------
 
 
 def never_breaks_on_the_way(call: Call) -> None:
@@ -135,9 +135,8 @@ def never_mangles(call: Call, body: bytes) -> None:
         stays = block.kind not in ("user", "pinned") or gone.isdisjoint(block.messages)
         require(stays, "never break", f"a {block.kind} block was left out")
     require(all(i < _turn_start(own) for i in gone), "never break", "the current turn lost a message")
-    body_of = [body[: body.index(outgoing[0])], body[body.rindex(outgoing[-1]) + len(outgoing[-1]) :]]
-    own_body = [call.body[: call.body.index(original[0])], call.body[call.body.rindex(original[-1]) + len(original[-1]) :]]
-    require(body_of == own_body, "never break", "bytes outside the messages changed")
+    around = [_around(text, messages) for text, messages in ((body, outgoing), (call.body, original))]
+    require(around[0] == around[1], "never break", "bytes outside the messages changed")
 
 
 def never_breaks_in_the_end(call: Call) -> None:
@@ -158,7 +157,7 @@ def never_breaks_in_the_end(call: Call) -> None:
         require(retried, "never break", f"a rewritten request got {last.status}, and the original was not sent")
 
 
-# -- 2: never lose history ----------------------------------------------------------------------------------------------
+# -- 2: never lose history ------------------------------------------------------------------------------------------
 
 
 def gone_of(call: Call) -> list[bytes]:
@@ -177,7 +176,7 @@ def never_loses(gone: Sequence[bytes], disk: Disk) -> None:
         require(id in messages, "never lose", f"left out before it was durably in the archive: {raw[:100]!r}")
 
 
-# -- 3: never break a warm cache ----------------------------------------------------------------------------------------
+# -- 3: never break a warm cache ------------------------------------------------------------------------------------
 
 
 def never_chills(before: Call, now: Call, disk: Disk, *, rejected: bool, lost: bool) -> None:
@@ -202,6 +201,8 @@ def never_chills(before: Call, now: Call, disk: Disk, *, rejected: bool, lost: b
         return
     if "pass-through" in reason and "pass-through" not in before.row.reason:
         return
+    if lost and "pass-through" in before.row.reason:  # so is the rejection, perhaps
+        return
     if "decision not saved" in reason:
         return
     kept = now.outgoing[: len(before.outgoing)] == before.outgoing
@@ -211,7 +212,7 @@ def never_chills(before: Call, now: Call, disk: Disk, *, rejected: bool, lost: b
 _COLD_BETWEEN = "SELECT 1 FROM exchanges WHERE session_id = ? AND id > ? AND id < ? AND boundary = 'cold'"
 
 
-# -- 4: always explain --------------------------------------------------------------------------------------------------
+# -- 4: always explain ----------------------------------------------------------------------------------------------
 
 
 def explains_a_plan(call: Call, disk: Disk) -> None:
@@ -266,7 +267,7 @@ def explains_an_exchange(call: Call, stored: ExchangeRow) -> None:
         require(told == call.how.usage, "explain", f"usage {stored.usage}, not {call.how.usage}")
 
 
-# -- recap verify -------------------------------------------------------------------------------------------------------
+# -- recap verify ---------------------------------------------------------------------------------------------------
 
 
 def verifies_at_a_glance(disk: Disk) -> None:
@@ -305,11 +306,15 @@ _GLANCES = {
 }
 
 
-# -- parts --------------------------------------------------------------------------------------------------------------
+# -- parts ----------------------------------------------------------------------------------------------------------
 
 
 def _messages(dialect: DialectName, body: bytes) -> list[bytes]:
     return [body[start:end] for start, end in DIALECTS[dialect].parse_request(body).spans]
+
+
+def _around(body: bytes, messages: Sequence[bytes]) -> tuple[bytes, bytes]:
+    return body[: body.index(messages[0])], body[body.rindex(messages[-1]) + len(messages[-1]) :]
 
 
 def _head(call: Call) -> tuple[object, ...]:

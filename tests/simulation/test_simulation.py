@@ -16,7 +16,7 @@ import pytest
 
 from graphstore.records import Batch
 from graphstore.store import writer
-from proxy import conversations, planning, recorder, selecting
+from proxy import conversations, planning, selecting
 from proxy.sessions import Registry
 from tests.simulation import world
 from tests.simulation.histories import keep, kept_seeds, play, play_all
@@ -55,7 +55,7 @@ def test_a_history_follows_from_its_seed() -> None:
         assert first.seen and first == second
 
 
-# -- faults that are planted ----------------------------------------------------------------------------------------------
+# -- faults that are planted ----------------------------------------------------------------------------------------
 
 
 def _left_out_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

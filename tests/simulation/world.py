@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.types import Message as Event
 
-from graphstore.identity import chain_digests, row_id
+from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.replays import Replay
 from graphstore.store import verify as verification
 from graphstore.store.archive import open_queue, open_reader
@@ -243,8 +243,10 @@ class World:
                 await asyncio.sleep(PATIENCE_S)
         else:
             raise Broken("never lose", f"the disk works again, and nothing is written: {problem}")
-        writer = self._archive.writer
-        require(self._is_lossy() or not writer.lost, "never lose", f"{writer.lost} batches were refused: {writer.failure}")
+        if self._archive is not None:  # else it was opened while the disk failed, and is tried again now and then
+            writer = self._archive.writer
+            refused = f"{writer.lost} batches were refused: {writer.failure}"
+            require(self._is_lossy() or not writer.lost, "never lose", refused)
 
     async def _everybody_is_answered(self) -> None:
         for _ in range(40):
@@ -263,7 +265,9 @@ class World:
             rows = {row.id: row for id in sessions for row in reader.session_exchanges(id)}
             for id, call in self.expected.items():
                 if id not in rows:
-                    may_lack = call.number <= self.losses_until or (call.row is not None and call.row.session_id is None)
+                    may_lack = call.number <= self.losses_until or (
+                        call.row is not None and call.row.session_id is None
+                    )
                     require(may_lack, "never lose", f"request {call.number}, exchange {id}, was not recorded")
                     continue
                 row = rows[id]
@@ -550,6 +554,7 @@ class World:
                 await asyncio.sleep(2.0)
             await self._own(self._start_proxy())
             self.note("started")
+
     async def _bury(self, process: Process) -> None:
         """End what is left of the proxy's process: its connections break, its memory is gone."""
         proxy, self.proxy = self.proxy, None
@@ -683,7 +688,7 @@ class World:
                 promises.never_mangles(call, call.plan_body)
             gone = promises.gone_of(call)
             promises.never_loses(gone, self.disk)
-            self.left_out.update(promises.message_digest(raw) for raw in gone)
+            self.left_out.update(message_digest(raw) for raw in gone)
             promises.explains_a_plan(call, self.disk)
             if call.row is None:
                 self.last.pop(call.who, None)
@@ -720,7 +725,7 @@ class World:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Keep a broken promise for the next step: the code that is tested would take the exception for one of its own."""
+        """Keep a broken promise for the next step: the code under test would take the exception for one of its own."""
         try:
             yield
         except Exception as problem:
@@ -760,7 +765,7 @@ class _Watched:
 
 
 def lay_out(archive: bytes, path: Path) -> None:
-    """An empty archive whose secret is always the same: names of sessions, and what is drawn by them, follow from it."""
+    """An empty archive whose secret is always the same: sessions' names, and what is drawn by them, follow from it."""
     path.write_bytes(archive)
     database = sqlite3.connect(path)
     with database:
