@@ -126,7 +126,9 @@ class Disk:
 
     def open_to_look(self) -> Engine:
         """... for nobody in this world: nothing happens to what it reads."""
-        return _LOOKING.setdefault(self.path, engines.reader_engine(self.path))
+        if self.path not in _LOOKING:
+            _LOOKING[self.path] = engines.reader_engine(self.path)
+        return _LOOKING[self.path]
 
     @staticmethod
     def _leave(engine: Engine, free: list[Engine]) -> None:

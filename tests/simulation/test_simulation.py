@@ -175,7 +175,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], frozenset[str]]] 
     "a splice that changes a byte": (_changes_a_byte, frozenset({"never break"})),
     "an error that reaches the client": (_fails_the_client, frozenset({"never break"})),
     "a decision that is not on the disk": (_forgets_to_be_durable, frozenset({"never lose"})),
-    "a batch that is not written": (_loses_a_batch, frozenset({"never lose", "verify"})),
+    "a batch that is not written": (_loses_a_batch, frozenset({"never lose", "verify", "explain"})),
     "a selection that a restart forgets": (_forgets_the_selection, frozenset({"never chill"})),
     "a selection that changes while the cache is warm": (_selects_at_a_whim, frozenset({"never chill"})),
     "a plan without a reason": (_gives_no_reason, frozenset({"explain"})),

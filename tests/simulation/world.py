@@ -179,7 +179,7 @@ class World:
             self.client.ask(n + i)
             self.client.work(n + i)
             self.client.answer(n + i)
-            if n % 4 == 3:
+            if n % 8 == 3:
                 await self._quick()
         self.client.ask(n)
         await self._quick()
