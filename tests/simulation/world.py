@@ -25,6 +25,7 @@ from graphstore.store import verify as verification
 from graphstore.store.archive import open_queue, open_reader
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
+from graphstore.store.writer import QUEUE_BATCHES_MAX
 from proxy.commands.verify import _recut
 from proxy.commands.worker import ArchivedJobs
 from proxy.conversations import open_conversations
@@ -136,6 +137,7 @@ class World:
             attention=random.choice(("auto", "auto", "off")),
         )
         self.clients.append(Client(self.dialect, random.choice(("s0", None)), system=SYSTEM))
+        self.was_short = False
         self._names = 0
         self._gone: dict[int, asyncio.Event] = {}
         self._served: dict[int, asyncio.Task[None]] = {}
@@ -207,6 +209,9 @@ class World:
         self.note("come to rest")
         self.disk.heal()
         self.disk.spare()
+        self.was_short, self.queue_max = self.queue_max is not None, None
+        if self._archive is not None:
+            self._archive.writer._queue_max = QUEUE_BATCHES_MAX
         self.upstream.released.set()
         await self._recover(at_once=True)
         await self._everybody_is_answered()
@@ -287,12 +292,11 @@ class World:
 
     def _is_lossy(self) -> bool:
         """The queue ran over, perhaps: what it did not take is lost, as it has to be."""
-        return self.queue_max is not None
+        return self.was_short or self.queue_max is not None
 
     @property
     def _archive(self) -> Any:
-        assert self.proxy is not None
-        conversations = self.proxy.conversations
+        conversations = self.proxy.conversations if self.proxy is not None else None
         return getattr(getattr(conversations, "_opened", None) or conversations, "_archive", None)
 
     # -- clients ------------------------------------------------------------------------------------------------
