@@ -1,5 +1,6 @@
 """The ASGI application: our own routes, the gate around them, and the gateway for all other paths. No logic."""
 
+import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -32,7 +33,7 @@ def create_app(
         return health(settings, conversations, version("recap-proxy"))
 
     async def show_health(request: Request) -> Response:
-        return Response(msgspec.json.encode(how_it_is()), media_type="application/json")
+        return Response(msgspec.json.encode(await asyncio.to_thread(how_it_is)), media_type="application/json")
 
     inspector = Inspector(settings, how_it_is, clock, meters)
     app = Starlette(

@@ -174,11 +174,12 @@ class Inspector:
         return await self._answer(request, lambda view: as_json(sum_up(view.savings, view.reader), view.settings))
 
     async def _show_health(self, request: Request) -> Response:
-        said = self._health()
         return await self._answer(
             request,
-            lambda view: show_health(view, said),
-            without_archive=lambda error: health_without_archive(self._settings, self._started_at, said, error),
+            lambda view: show_health(view, self._health()),
+            without_archive=lambda error: health_without_archive(
+                self._settings, self._started_at, self._health(), error
+            ),
         )
 
     async def _metrics(self, request: Request) -> Response:
