@@ -2,10 +2,10 @@
 
 What was sent is counted, by the provider. What was not sent is an estimate, in two parts: its size (our tokens, at the
 rate at which this provider counts the session's untouched requests) and how much of it the cache would have served
-(nothing after a pause of `idle_after`, otherwise the share that it serves of this session's warm requests).
+(the share that it serves of this session's warm requests, with the probability that it was still warm).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from fnmatch import fnmatchcase
 from operator import add
@@ -18,6 +18,9 @@ from graphstore.records import ExchangeRow
 from graphstore.store.report import Tokens
 
 MILLION = 1_000_000
+PROBABLY = 0.5
+
+Warmth = Callable[[str, float], float]  # model, pause in seconds -> probability that what was sent before is cached
 
 
 Money = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # more than any model costs in any currency; never infinite
@@ -74,7 +77,7 @@ def entries(
     exchanges: Sequence[ExchangeRow],
     tokens: Mapping[int, Tokens],
     prices: Mapping[str, Price],
-    idle_after_s: float,
+    warmth: Warmth,
     *,
     lead: Sequence[ExchangeRow] = (),
 ) -> list[Entry]:
@@ -83,7 +86,7 @@ def entries(
     `lead`: of a branch, what its parent had sent until then: it filled the cache that the branch begins with.
     """
     rate = provider_tokens_per_ours([*lead, *exchanges], tokens)
-    share = _cache_share((lead, exchanges), idle_after_s)
+    share = _cache_share((lead, exchanges), warmth)
     found: list[Entry] = []
     for row in (*lead, *exchanges):
         if row.input_tokens is None:
@@ -94,8 +97,8 @@ def entries(
         cached = min(row.cached_tokens or 0, row.input_tokens)
         untouched_cached: float = cached
         if left_out or (before is not None and before.untouched_input > before.input):
-            warm = before is not None and _is_warm(before.exchange, row, idle_after_s)
-            untouched_cached = min(untouched, share * before.untouched_input) if warm and before is not None else 0.0
+            warm = warmth(row.model, _pause_s(before.exchange, row)) if before is not None else 0.0
+            untouched_cached = min(untouched, warm * share * before.untouched_input) if before is not None else 0.0
         found.append(_entry(row, cached, untouched, untouched_cached, price_of(row.model, prices)))
     return found[sum(row.input_tokens is not None for row in lead) :]
 
@@ -114,11 +117,11 @@ def _entry(row: ExchangeRow, cached: int, untouched: float, untouched_cached: fl
     return Entry(row, given, cached, written, output, untouched, untouched_cached, cost, untouched_cost)
 
 
-def _is_warm(before: ExchangeRow, row: ExchangeRow, idle_after_s: float) -> bool:
-    return row.started_at - (before.ended_at or before.started_at) < idle_after_s
+def _pause_s(before: ExchangeRow, row: ExchangeRow) -> float:
+    return max(0.0, row.started_at - (before.ended_at or before.started_at))
 
 
-def _cache_share(sessions: Iterable[Iterable[ExchangeRow]], idle_after_s: float) -> float:
+def _cache_share(sessions: Iterable[Iterable[ExchangeRow]], warmth: Warmth) -> float:
     """Share of the request before that the cache serves of a warm one; what it serves is taken to be all of it as long
     as nothing else has been seen, so that a saving is never made of ignorance. 0: the provider reports no cache."""
     shares, reports = [], False
@@ -129,7 +132,12 @@ def _cache_share(sessions: Iterable[Iterable[ExchangeRow]], idle_after_s: float)
                 continue
             reports = reports or row.cached_tokens is not None
             same = before is not None and before.selection_id == row.selection_id and not before.fell_back
-            if before is not None and same and before.input_tokens and _is_warm(before, row, idle_after_s):
+            if (
+                before is not None
+                and same
+                and before.input_tokens
+                and warmth(row.model, _pause_s(before, row)) > PROBABLY
+            ):
                 shares.append(min(1.0, (row.cached_tokens or 0) / before.input_tokens))
             before = row
     return median(shares) if shares and reports else float(reports)

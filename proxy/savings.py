@@ -5,15 +5,17 @@ The inspector and `recap savings` both say what `sum_up` found, so that their nu
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps, lead_of
-from proxy.ledger import Entry, Totals, entries, price_of, total
-from proxy.settings import Settings
+from proxy.economics.profiles import profile_of
+from proxy.economics.warmth import WarmthBook
+from proxy.ledger import Entry, Totals, Warmth, entries, price_of, total
+from proxy.settings import Settings, profiles_of
 
 
 class Share(NamedTuple):
@@ -51,13 +53,24 @@ class Savings:
         session = reader.load_session(id) if id is not None else None
         lead = lead_of(reader, session, rows) if session is not None else []
         tokens = exchange_tokens(reader, [*lead, *rows])
-        own = entries(rows, tokens, self.settings.prices, self.settings.idle_after, lead=lead)
+        warmth = self._warmth(session.upstream if session is not None else self.settings.upstream, [*lead, *rows])
+        own = entries(rows, tokens, self.settings.prices, warmth, lead=lead)
         parts: dict[Share, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
         for row in rows:
             parts[_share(row)][0].append(row)
         for entry in own:
             parts[_share(entry.exchange)][1].append(entry)
         return {share: total(*members) for share, members in parts.items()}
+
+    def _warmth(self, upstream: str, rows: Sequence[ExchangeRow]) -> Warmth:
+        """By the provider's profile and what these requests show of its cache, nothing else."""
+        book, profiles = WarmthBook(), profiles_of(self.settings)
+        book.note_all(upstream, rows)
+
+        def probability(model: str, pause_s: float) -> float:
+            return book.of(upstream, model).probability(profile_of(profiles, upstream, model), pause_s)
+
+        return probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,6 @@ def as_json(sums: Sums, settings: Settings) -> dict[str, object]:
         "total": line(sums.total),
         "priced": bool(settings.prices),
         "models_without_price": sums.models_without_price,
-        "idle_after_s": settings.idle_after,
     }
 
 

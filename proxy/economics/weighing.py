@@ -14,7 +14,8 @@ from proxy.economics.profiles import STEP_TOKENS, Profile
 CHARS_PER_TOKEN = 4  # an estimate, alike for both ways
 
 MARGIN = 0.05  # of what the request costs as it stands: estimates are off by some per cent
-WARM_DROP_MIN_TOKENS = 2048  # less is not worth a broken prefix
+WARM_DROP_MIN_TOKENS = 2048  # less is not worth a prefix that is probably still cached
+PROBABLY = 0.5
 REASONED_AGAIN = 0.5  # share of lost reasoning that the model does again
 READ_AGAIN = 0.05  # share of what is dropped that the agent reads again, with one more request
 REQUESTS_PRIOR = 6.0  # of a turn, of which nothing is known yet
@@ -44,7 +45,8 @@ class Weighed:
 
     @property
     def pays(self) -> bool:
-        return self.net > self.margin
+        is_little = self.ways.appended - self.ways.rewritten < WARM_DROP_MIN_TOKENS
+        return self.net > self.margin and not (is_little and self.warm > PROBABLY)
 
     def __str__(self) -> str:
         ways = self.ways
@@ -95,10 +97,7 @@ def weigh(ways: Ways, profile: Profile, warm: float, further: float) -> Weighed:
     dropped = max(0, ways.appended - ways.rewritten)
     again = READ_AGAIN * dropped * (profile.write + profile.read * further / 2)
     again += profile.read * ways.rewritten if dropped else 0.0
-    margin = MARGIN * stay
-    if warm > 0.5 and dropped < WARM_DROP_MIN_TOKENS:
-        margin = max(margin, float(ways.appended))
-    return Weighed(stay - go + later - lost - again, margin, warm, further, ways, profile.name)
+    return Weighed(stay - go + later - lost - again, MARGIN * stay, warm, further, ways, profile.name)
 
 
 def _served(tokens: int, profile: Profile) -> int:

@@ -17,6 +17,11 @@ IDLE_S = 3600.0
 PRICES = {"gpt-*": Price(input=10, output=40, cached=1, write=12)}
 
 
+def until_idle(model: str, pause_s: float) -> float:
+    """A cache that is warm for a known time."""
+    return float(pause_s < IDLE_S)
+
+
 class Session:
     """Requests one after the other; each takes a second. `full` and `sent` are tokens by our own count."""
 
@@ -42,7 +47,7 @@ class Session:
         self.now += 1
 
     def entries(self, prices: dict[str, Price] = PRICES) -> list[Entry]:
-        return entries(self.rows, self.tokens, prices, IDLE_S)
+        return entries(self.rows, self.tokens, prices, until_idle)
 
     def total(self, prices: dict[str, Price] = PRICES) -> Totals:
         return total(self.rows, self.entries(prices))
@@ -120,10 +125,10 @@ def test_a_warm_branch_begins_with_what_the_cache_held_of_its_parent() -> None:
     session.ask(1100, 300, 0, sent=300, after_s=IDLE_S)
     session.ask(1200, 400, 300, sent=400)
     parent, branch = session.rows[:2], session.rows[2:]
-    (first,) = entries(branch, session.tokens, PRICES, IDLE_S, lead=parent)
+    (first,) = entries(branch, session.tokens, PRICES, until_idle, lead=parent)
     assert (first.input, first.untouched_input, first.untouched_cached) == (400, 1200, 1100)
     assert first == session.entries()[2], "as in one session"
-    (alone,) = entries(branch, session.tokens, PRICES, IDLE_S)
+    (alone,) = entries(branch, session.tokens, PRICES, until_idle)
     assert alone.untouched_cached == 0
 
 
@@ -241,3 +246,14 @@ def test_counts_of_a_provider_that_do_not_add_up_stay_within_what_was_sent() -> 
 def test_a_price_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=Price)
+
+
+def test_what_the_cache_would_have_served_is_weighed_by_how_surely_it_was_warm() -> None:
+    session = Session()
+    session.ask(1000, 1000, 0)
+    session.ask(2000, 500, 0, sent=500, after_s=60)
+    sure, half, gone = (
+        entries(session.rows, session.tokens, PRICES, lambda _, __, q=q: q)[-1].untouched_cached  # type: ignore[misc]
+        for q in (1.0, 0.5, 0.0)
+    )
+    assert (sure, half, gone) == (1000, 500, 0)

@@ -12,6 +12,8 @@ from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
 from proxy import savings
+from proxy.economics.profiles import shipped
+from proxy.economics.warmth import prior
 from proxy.ledger import Price, Totals, entries, total
 from proxy.savings import Savings
 from tests.proxy.dialogue import LUNCH_S, Dialogue, said, turn, user
@@ -31,7 +33,8 @@ async def test_the_parts_of_a_session_are_its_days_and_models(tmp_path: Path) ->
     with open_reader(dialogue.settings.db) as reader:
         (session,) = reader.list_sessions()
         rows = reader.session_exchanges(session.id)
-        whole = total(rows, entries(rows, exchange_tokens(reader, rows), settings.prices, settings.idle_after))
+        tokens = exchange_tokens(reader, rows)
+        whole = total(rows, entries(rows, tokens, settings.prices, lambda _, pause_s: prior(shipped()[-1], pause_s)))
         parts = Savings(settings).by_session(reader)[session.id]
     assert [share.model for share in sorted(parts)] == ["gpt-test", "b"]
     assert [parts[share].requests for share in sorted(parts)] == [2, 1]
