@@ -5,14 +5,14 @@ The inspector and `recap savings` both say what `sum_up` found, so that their nu
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphstore.records import ExchangeRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps, lead_of
-from proxy.ledger import Entry, Totals, entries, price_of, total
+from proxy.ledger import Account, Totals, entries, newly_removed, price_of, provider_tokens_per_ours
 from proxy.settings import Settings
 
 
@@ -48,16 +48,25 @@ class Savings:
 
     def _parts(self, reader: Reader, id: int | None) -> Parts:
         rows = reader.session_exchanges(id)
-        session = reader.load_session(id) if id is not None else None
-        lead = lead_of(reader, session, rows) if session is not None else []
-        tokens = exchange_tokens(reader, [*lead, *rows])
-        own = entries(rows, tokens, self.settings.prices, self.settings.idle_after, lead=lead)
-        parts: dict[Share, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
+        account = account_of(reader, self.settings, reader.load_session(id) if id is not None else None, rows)
+        parts: dict[Share, list[ExchangeRow]] = defaultdict(list)
         for row in rows:
-            parts[_share(row)][0].append(row)
-        for entry in own:
-            parts[_share(entry.exchange)][1].append(entry)
-        return {share: total(*members) for share, members in parts.items()}
+            parts[_share(row)].append(row)
+        return {share: account.total(members) for share, members in parts.items()}
+
+
+def account_of(reader: Reader, settings: Settings, session: SessionRow | None, rows: Sequence[ExchangeRow]) -> Account:
+    """`rows`: all exchanges of the session."""
+    lead = lead_of(reader, session, rows) if session is not None else []
+    tokens = exchange_tokens(reader, [*lead, *rows])
+    return Account(
+        tokens=tokens,
+        entries={
+            entry.exchange.id: entry for entry in entries(rows, tokens, settings.prices, settings.idle_after, lead=lead)
+        },
+        removed=newly_removed(rows, lead=lead),
+        per_token=provider_tokens_per_ours([*lead, *rows], tokens),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.dialects import stored_dialect
 from proxy.holdout import HELD_OUT
-from proxy.savings import Savings
+from proxy.savings import Savings, account_of
 from proxy.settings import Settings
 
 Value = dict[str, object]
@@ -53,7 +53,8 @@ def list_sessions(view: View, *, side: bool, limit: int) -> Value:
 def show_session(view: View, session: SessionRow) -> Value:
     """One session with a line for each turn."""
     exchanges = view.reader.session_exchanges(session.id)
-    tokens = exchange_tokens(view.reader, exchanges)
+    account = account_of(view.reader, view.settings, session, exchanges)
+    sums, tokens = account.total(exchanges), account.tokens
     summary = SessionSummary(
         session=session,
         exchanges=len(exchanges),
@@ -73,7 +74,7 @@ def show_session(view: View, session: SessionRow) -> Value:
             "client_id": session.client_id,
             "attention": attention_state(view.reader, session.id, view.settings),
             "cache_fall": str(fall) if fall else None,
-            "reasoning_removed": sum(row.transformations for row in exchanges),
+            "reasoning_removed": sums.reasoning_removed,
             "marks": [{"ordinal": o, "mark": mark} for o, mark in sorted(view.reader.marks(session.id).items())],
         },
         "turns": _turns(view, session, exchanges, tokens, jobs, replays),
