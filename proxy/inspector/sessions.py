@@ -14,7 +14,8 @@ from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.dialects import stored_dialect
 from proxy.holdout import HELD_OUT
-from proxy.savings import Savings, account_of
+from proxy.ledger import Account
+from proxy.savings import Savings, account_of, line
 from proxy.settings import Settings
 
 Value = dict[str, object]
@@ -75,9 +76,10 @@ def show_session(view: View, session: SessionRow) -> Value:
             "attention": attention_state(view.reader, session.id, view.settings),
             "cache_fall": str(fall) if fall else None,
             "reasoning_removed": sums.reasoning_removed,
+            "savings": line(sums),
             "marks": [{"ordinal": o, "mark": mark} for o, mark in sorted(view.reader.marks(session.id).items())],
         },
-        "turns": _turns(view, session, exchanges, tokens, jobs, replays),
+        "turns": _turns(view, session, exchanges, account, jobs, replays),
     }
 
 
@@ -120,7 +122,7 @@ def _turns(
     view: View,
     session: SessionRow,
     exchanges: Sequence[ExchangeRow],
-    tokens: Mapping[int, Tokens],
+    account: Account,
     jobs: Mapping[int, JobRow],
     replays: Mapping[int, ReplayRow],
 ) -> list[Value]:
@@ -143,11 +145,12 @@ def _turns(
                 "running": any(is_running(view, row) for row in rows),
                 "blocks": last.blocks_total,
                 "blocks_left_out": last.blocks_left_out,
-                "tokens_full": tokens[last.id].full,
-                "tokens_sent": tokens[last.id].sent,
+                "tokens_full": account.tokens[last.id].full,
+                "tokens_sent": account.tokens[last.id].sent,
                 "input_tokens": _sum(row.input_tokens for row in rows),
                 "cached_tokens": _sum(row.cached_tokens for row in rows),
                 "output_tokens": _sum(row.output_tokens for row in rows),
+                "saved_tokens": round(account.total(rows).saved),
                 "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),
                 "errors": sum(has_failed(view, row) for row in rows),
                 "replay": _replay(jobs.get(turn), replays.get(turn), idle),

@@ -17,6 +17,7 @@ from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
+from proxy.cli import main
 from proxy.inspector import sessions
 from proxy.ledger import Price
 from proxy.ports import Plan
@@ -756,6 +757,26 @@ async def test_savings_add_up_over_sessions_days_and_in_all(recorded: Recorded, 
         assert [d["day"] for d in shown["days"]] == sorted(days, reverse=True)
         whole = [s for s in shown["sessions"] if not s["rewritten"]]
         assert {s["saved_tokens"] for s in whole} == {0} and len(whole) == 2
+
+
+async def test_a_session_and_its_turns_saved_what_the_commands_say(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with looking(recorded, tmp_path, prices={"*": Price(input=1000.0)}) as look:
+        by_name = {line["session"]: line for line in (await look.get("savings"))["sessions"]}
+        for id in (CODING, CHINESE, AIRLINE, HOSTILE):
+            name = look.names[id]
+            found = await look.get(f"sessions/{name}")
+            savings = found["session"]["savings"]
+            assert savings == {key: by_name[name][key] for key in savings} and savings["cost"] > 0
+            turns = [await look.get(f"sessions/{name}/turns/{t['turn']}") for t in found["turns"]]
+            assert [t["savings"]["saved_tokens"] for t in turns] == [t["saved_tokens"] for t in found["turns"]]
+            assert sum(t["savings"]["rewritten"] for t in turns) == savings["rewritten"]
+            assert main(["show", name, "--db", look.proxy.settings.db]) == 0
+            saved = (
+                f"saved: about {savings['saved_tokens']:,} input tokens in {savings['rewritten']:,} rewritten request"
+            )
+            assert (saved in capsys.readouterr().out) == (savings["rewritten"] > 0) == (id != HOSTILE)
 
 
 async def test_savings_count_every_stored_request(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import { Watched, now, path } from "../api.js";
 import { facts, fill, h, sizes, table } from "../dom.js";
-import { duration, moment, number, plural, share, small } from "../format.js";
+import { duration, moment, number, plural, saved, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
 
 const RETRY_MS = 5000;
@@ -99,6 +99,7 @@ function top(session) {
       ["provider's cache", session.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { "data-cold-at": session.cold_at })],
       ["latest request", `${number(session.tokens_sent)} of ${number(session.tokens_full)} tokens sent`],
       ["cached share", share(session.cached_tokens, session.input_tokens)],
+      ["saved by the provider's count", saved(session.savings)],
       ["branch of", session.parent && h("a", { href: `#/session/${path(session.parent)}` }, session.parent)],
     ]),
     h("p", { class: "quiet" }, session.attention),
@@ -118,6 +119,7 @@ function lines(name, turns) {
     { name: "requests", right: true, cell: (row) => [number(row.requests), row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
     { name: "input", right: true, title: "input tokens by the provider", cell: (row) => number(row.input_tokens) },
     { name: "cached", right: true, cell: (row) => share(row.cached_tokens, row.input_tokens) },
+    { name: "saved", right: true, title: "input tokens by the provider's count, about: what was left out of the turn's requests", cell: (row) => number(row.saved_tokens) },
     { name: "attention", cell: (row) => h("span", { class: "quiet" }, row.replay ?? "–") },
   ], newest, { step: 100, key: (row) => row.turn });
 }
