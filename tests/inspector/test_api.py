@@ -135,7 +135,7 @@ async def test_a_request_under_way_is_running_and_one_that_an_earlier_proxy_left
     db.close()
     look.clock.advance(1)
     async with looking_at(tmp_path / "recap.db", look.clock) as later:
-        assert {s["cache"] for s in (await later.get("sessions"))["sessions"]} == {"warm", "cold"}
+        assert {s["cache"] for s in (await later.get("sessions"))["sessions"]} == {"unknown", "cold"}
         assert not any(t["running"] for t in (await later.get(f"sessions/{shown['name']}"))["turns"])
 
 
@@ -908,3 +908,20 @@ async def test_a_request_that_has_just_been_proxied_is_there(recorded: Recorded,
         shown = await look.get("sessions")
         assert shown["total"] == 5
         assert [shown["sessions"][0][n] for n in ("title", "requests", "input_tokens")] == ["new here", 1, 42]
+
+
+async def test_a_session_that_nobody_answered_is_not_warm_and_says_what_failed(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    for headers, failed in ((ONE, True), ({"x-session-id": "two"}, False)):
+        reply = await dialogue.send([user("hi")], headers=headers, finish=False)
+        assert reply.plan.exchange is not None
+        if failed:
+            reply.plan.exchange.finish("failed", status=None, headers=(), body=None, error="no route")
+        else:
+            dialogue.finish(reply.plan, said("ok"))
+    async with looking_after(dialogue) as look:
+        shown = (await look.get("sessions"))["sessions"]
+        assert [(s["cache"], s["problem"]) for s in shown] == [("warm", None), ("unknown", "no route")]
+        for session in shown:
+            alone = (await look.get(f"sessions/{session['name']}"))["session"]
+            assert alone | session == alone

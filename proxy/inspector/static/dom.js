@@ -1,6 +1,6 @@
 // Elements from values. Text becomes text nodes and nothing else: history is never taken for markup.
 
-import { number } from "./format.js";
+import { duration, number } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "rect", "line", "path", "title", "text", "g"]);
@@ -127,6 +127,18 @@ export function bar(label, parts, total) {
   return h("div", { class: "bar", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p.name} ${p.text}`).join(", ")}` },
     parts.filter((part) => part.value > 0).map((part) =>
       h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })));
+}
+
+/** Whether the provider's cache is believed to hold a session still. `coolDown` keeps it true. */
+export const cache = (session) =>
+  ["running", "unknown"].includes(session.cache) ? h("span", { class: `state ${session.cache}` }, session.cache) : h("span", { class: "state", "data-cold-at": session.cold_at });
+
+export function coolDown(root, now) {
+  for (const cell of root.querySelectorAll("[data-cold-at]")) {
+    const left = Number(cell.dataset.coldAt) - now;
+    cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
+    cell.className = `state ${left > 0 ? "warm" : "cold"}`;
+  }
 }
 
 /** How much of a history a request sent, in words and as a bar. */

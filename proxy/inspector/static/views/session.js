@@ -1,8 +1,8 @@
 // One session: how it stands, its map, its turns.
 
 import { Watched, now, path } from "../api.js";
-import { facts, fill, h, sizes, table } from "../dom.js";
-import { duration, moment, number, plural, saved, share, small } from "../format.js";
+import { cache, coolDown, facts, fill, h, sizes, table } from "../dom.js";
+import { moment, number, plural, saved, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
 
 const RETRY_MS = 5000;
@@ -72,13 +72,7 @@ export async function open(root, name) {
     }
   }
 
-  function tick() {
-    const cell = head.querySelector("[data-cold-at]");
-    if (!cell) return;
-    const left = Number(cell.dataset.coldAt) - now();
-    cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
-    cell.className = `state ${left > 0 ? "warm" : "cold"}`;
-  }
+  const tick = () => coolDown(head, now());
 
   await refresh();
   return { refresh, tick, close: () => { closed = true; clearTimeout(retry); map.close(); }, shown: () => map.layout() };
@@ -90,13 +84,14 @@ function top(session) {
     h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", session.name),
     h("h1", { tabindex: "-1" }, session.title || session.name),
     session.state !== "normal" && h("p", { class: "notice bad" }, `${session.state}: ${session.state_reason ?? "the mode is off: selections are recorded and not sent"}`),
+    session.problem && h("p", { class: "notice bad" }, `The last request failed: ${session.problem}`),
     session.cache_fall && h("p", { class: "notice bad" }, session.cache_fall),
     removed > 0 && h("p", { class: "notice" }, `The provider removed ${plural(removed, "reasoning item")} whose history had changed.`),
     facts([
       ["client", session.client], ["model", session.model], ["upstream", session.upstream],
       ["turns", `${number(session.turns)}, ${plural(session.requests, "request")}`],
       ["last active", moment(session.last_active_at)],
-      ["provider's cache", session.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { "data-cold-at": session.cold_at })],
+      ["provider's cache", cache(session)],
       ["latest request", `${number(session.tokens_sent)} of ${number(session.tokens_full)} tokens sent`],
       ["cached share", share(session.cached_tokens, session.input_tokens)],
       ["saved by the provider's count", saved(session.savings)],
