@@ -3,7 +3,7 @@
 from graphstore.records import VerdictRow
 from proxy.commands.text import plain, short
 
-WHY_CHARS = 60  # a reason may name many files; the table stays readable
+WHY_CHARS = 72  # a reason may name many files; the table stays readable
 
 # The first request of a turn may also be a step: its beginning came before the archive did.
 BOUNDARIES: dict[str, str] = {"cold": "cold", "warm": "warm", "step": "left alone", "none": "left alone"}

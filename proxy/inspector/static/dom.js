@@ -121,12 +121,13 @@ export function facts(pairs) {
       .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** A bar of parts: [{ name, value, tone }]; its text says the same. */
-export function bar(label, parts, total) {
+/** A bar of parts: [{ name, value, tone }]; its text says the same. `limit`: a line at `total`, which they exceed. */
+export function bar(label, parts, total, { limit = false } = {}) {
   const whole = Math.max(total, parts.reduce((sum, part) => sum + part.value, 0), 1);
   return h("div", { class: "bar", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p.name} ${p.text}`).join(", ")}` },
     parts.filter((part) => part.value > 0).map((part) =>
-      h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })));
+      h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })),
+    limit && h("i", { class: "limit", style: { left: `${(100 * total) / whole}%` } }));
 }
 
 /** Whether the provider's cache is believed to hold a session still. `coolDown` keeps it true. */
