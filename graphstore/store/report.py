@@ -149,7 +149,8 @@ def summaries(reader: Reader) -> list[SessionSummary]:
         last = {row.id: ExchangeRow(**row._mapping) for row in rows}
     found = []
     for session in reader.list_sessions():
-        _, count, given, cached, newest, since, served = sums.get(session.id, (session.id, 0, *[None] * 5))
+        none = (session.id, 0, None, None, None, None, 0)
+        _, count, given, cached, newest, since, served = sums.get(session.id, none)
         found.append(SessionSummary(session, count, given, cached, last.get(newest), since, bool(served)))
     return found
 
