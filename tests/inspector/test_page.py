@@ -334,7 +334,7 @@ async def test_a_pin_is_obeyed_at_the_next_cold_boundary(
                 history += [user("warm [[= ok]]"), {"role": "assistant", "content": "ok"}]
                 assert "unique_alpha" in await send([*history, user("Cold [[= ok]]")], after_s=LUNCH_S)
                 await visit.page.goto(visit.page.url.replace("/block/1", "/turn/6"))
-                await visit.page.wait_for_selector("text=pinned by hand", timeout=DEADLINE_MS)
+                await visit.page.wait_for_selector("text=protected: pinned by hand", timeout=DEADLINE_MS)
                 assert "your pins and protected blocks exceed the budget" in await visit.text()
                 assert await visit.page.locator(".bar .limit").count() == 1 and "exceeded by" in await visit.text()
                 assert "saved by the provider's count" in (await visit.text()).lower()

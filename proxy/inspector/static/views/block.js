@@ -65,7 +65,7 @@ function top(block, mark) {
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "What is known of it"), facts([
         ["kind", block.kind], ["size", `${plural(block.tokens ?? 0, "token")}, ${plural(block.chars, "character")}`],
-        ["edits", block.edits.join(", ")], ["protected", block.protected], [block.mark === "pin" ? "its pin" : "a pin of it", block.pin_takes],
+        ["edits", block.edits.join(", ")], ["protected", block.protected], ["a pin of it", block.mark === "pin" ? null : block.pin_takes],
         ["latest selection", block.verdict && `${block.verdict.kept ? `${block.verdict.rule}: ` : ""}${block.verdict.detail || block.verdict.rule}`],
         ["importance u", block.u === null ? "not observed yet" : `${small(block.u)}${block.stale ? ", stale: later edits or results replaced it" : ""} (rule ${block.rule})`],
         ["sent in turns", ranges(block.served.sent) || "none"], ["left out in turns", ranges(block.served.left_out) || "none"],
