@@ -207,6 +207,29 @@ def test_sealed_reasoning_is_no_empty_chat_message_and_no_name_of_a_block(recap:
     assert raw[: len(REASONED)] == REASONED
 
 
+async def parallel(folder: Path) -> str:
+    dialogue = Dialogue(folder, dialect="responses")
+    calls = [
+        {
+            "type": "function_call",
+            "call_id": f"c{i}",
+            "name": "read",
+            "arguments": json.dumps({"path": f"{'ab'[i]}.py"}),
+        }
+        for i in range(2)
+    ]
+    results = [{"type": "function_call_output", "call_id": f"c{i}", "output": "text"} for i in range(2)]
+    await dialogue.send([user("Read both"), *calls, *results, user("Thanks")])
+    await dialogue.close()
+    return dialogue.settings.db
+
+
+def test_a_block_of_parallel_calls_is_named_by_all_of_them(tmp_path: Path) -> None:
+    with open_reader(asyncio.run(parallel(tmp_path))) as reader:
+        labels = [block.label for block, _ in reader.load_blocks(reader.list_sessions()[0].id)]
+    assert labels == ["Read both", "read a.py, read b.py", "Thanks"]
+
+
 def test_verify_finds_what_was_changed_by_hand(recap: Recap, tmp_path: Path) -> None:
     database = tmp_path / "recap.db"
     asyncio.run(build(tmp_path))
