@@ -1,7 +1,7 @@
 """The archive's names for decisions, in words for people."""
 
 from graphstore.records import VerdictRow
-from proxy.commands.text import plain, short
+from proxy.commands.text import fitted, plain
 
 WHY_CHARS = 72  # a reason may name many files; the table stays readable
 
@@ -13,5 +13,5 @@ def why(verdict: VerdictRow) -> str:
     """The rule and what it went by; of a block left out only the latter, because its verdict says the rest."""
     detail = plain(verdict.detail)
     if not detail or not verdict.kept:
-        return short(detail or verdict.rule, WHY_CHARS)
-    return short(f"{verdict.rule}: {detail}", WHY_CHARS)
+        return fitted(detail or verdict.rule, WHY_CHARS)
+    return fitted(f"{verdict.rule}: {detail}", WHY_CHARS)
