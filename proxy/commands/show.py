@@ -34,7 +34,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("show", help="show a session turn by turn")
     parser.add_argument("session", help="name of the session, or the beginning of it")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--turn", type=int, metavar="N", help="only this turn, with every block that it left out")
+    what.add_argument(
+        "--turn",
+        type=int,
+        metavar="N",
+        help="only this turn, with every block of its selection, kept or left out, and why",
+    )
     what.add_argument(
         "--map", action="store_true", help="draw it: a row a turn, blocks by size, attention and what was sent"
     )

@@ -221,7 +221,10 @@ async def test_the_map_holds_every_block_of_every_turn(recorded: Recorded, tmp_p
         assert list(zip(*(shown["blocks"][n] for n in ("ordinal", "kind", "label", "tokens")), strict=True)) == [
             (block.ordinal, block.kind, block.label, tokens[block.ordinal]) for block in blocks
         ]
-        assert shown["blocks"]["outlined"] == [b.kind in ("user", "pinned") or bool(b.edits) for b in blocks]
+        expected = [
+            "user" if b.kind == "user" else "pin" if b.kind == "pinned" else "edit" if b.edits else None for b in blocks
+        ]
+        assert shown["blocks"]["outline"] == expected
         numbers = look.reader.block_ordinals(session.id)
         densities = {o.turn: {r.ordinal: r.density for r in o.replay.blocks}
                      for o in look.reader.load_observations(session.id)}  # fmt: skip
@@ -660,7 +663,7 @@ async def test_a_mark_is_stored_shown_and_taken_away(recorded: Recorded, tmp_pat
             assert look.reader.marks(session.id) == ({3: mark} if mark else {})
             assert (await look.get(block))["mark"] == mark
             shown = (await look.get(f"sessions/{session.name}/map"))["blocks"]
-            assert shown["mark"][3] == mark and shown["outlined"][3] == (mark == "pin")
+            assert shown["mark"][3] == shown["outline"][3] == mark
             assert {m for i, m in enumerate(shown["mark"]) if i != 3} == {None}
             verdicts = (await look.post(f"sessions/{session.name}/what-if", {"query": "x"}))["selection"]["blocks"]
             detail = next(v["detail"] for v in verdicts if v["ordinal"] == 3)

@@ -458,7 +458,7 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
     """It took over the colour, the outline and what was sent of a wide block beside it."""
     blocks = {
         "ordinal": [0, 1, 2], "kind": ["user", "tools", "tools"], "label": ["", "", ""], "tokens": [1, 50_000, 50_000],
-        "outlined": [True, False, False], "mark": [None, None, None],
+        "outline": ["user", None, None], "mark": [None, None, None],
     }  # fmt: skip
     row = {"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "sizes": [[], []], "density": [[], []]}
     async with visiting(browser, recorded, tmp_path, bypass_csp=True) as visit:

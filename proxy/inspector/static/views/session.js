@@ -122,7 +122,7 @@ function lines(name, turns) {
 function legend() {
   const item = (tone, text) => h("span", { class: "legend" }, h("i", { class: tone }), text);
   return h("p", { class: "legends" }, "width: tokens ", h("span", { class: "legend" }, h("i", { class: "ramp" }), "attention a token"),
-    item("unseen", "not observed"), item("line-user", "user"), item("line-edit", "edit"), item("line-pin", "pinned"),
+    item("unseen", "not observed"), item("line-user", "user"), item("line-edit", "edit"), item("line-pin", "pinned"), item("line-mute", "muted"),
     item("sent", "sent"), item("out", "left out"), item("arc", "it uses"), item("arc-back", "uses it"));
 }
 
