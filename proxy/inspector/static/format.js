@@ -11,7 +11,7 @@ export const money = (value) => (value === null || value === undefined ? "–" :
 
 /** What some requests saved, of their sums. */
 export function saved(sums) {
-  if (!sums.rewritten) return "nothing: everything was sent";
+  if (!sums.rewritten) return "nothing, for nothing was left out";
   if (!sums.with_usage) return "not known: the provider reported no usage";
   const cost = sums.saved_cost === null ? "" : `, in money ${money(sums.saved_cost)}`;
   return `about ${number(sums.saved_tokens)} input tokens in ${plural(sums.rewritten, "rewritten request")} (${share(sums.saved_tokens, sums.untouched_input_tokens)})${cost}`;

@@ -111,7 +111,7 @@ function lines(name, turns) {
     { name: "boundary", cell: (row) => [row.running && h("span", { class: "state running" }, "running"), row.boundary === "cold" ? h("span", { class: "state cold" }, "cold") : row.boundary === "warm" ? "warm" : "left alone", h("span", { class: "quiet below" }, row.reason)] },
     { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: sizes },
     { name: "left out", right: true, cell: (row) => (row.blocks_left_out ? `${number(row.blocks_left_out)} of ${plural(row.blocks, "block")}` : "nothing") },
-    { name: "requests", right: true, cell: (row) => [number(row.requests), row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
+    { name: "requests", right: true, cell: (row) => [number(row.requests), " ", row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
     { name: "input", right: true, title: "input tokens by the provider", cell: (row) => number(row.input_tokens) },
     { name: "cached", right: true, cell: (row) => share(row.cached_tokens, row.input_tokens) },
     { name: "saved", right: true, title: "input tokens by the provider's count, about: what was left out of the turn's requests", cell: (row) => number(row.saved_tokens) },
