@@ -168,7 +168,7 @@ class ExchangeRow:
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     response_id: str | None = None
-    transformations: int = 0  # reasoning items that the provider says it removed
+    transformations: int = 0  # reasoning items that the answer says were removed, those of earlier requests again
     error: str | None = None
 
 

@@ -25,6 +25,7 @@ ROUNDING = 1e-9  # beta * cost may fall a hair below the integer that it is on p
 OWED = {"user": "user message", "pinned": "pinned"}  # what is never left out, whatever the cap
 PINNED, MUTED = "pinned by hand", "muted by hand"
 OVERFULL = "protected blocks alone exceed the budget"
+OVERPINNED = "your pins and protected blocks exceed the budget"
 CAPPED = "request cap"
 UNCAPPABLE = "request cap cannot be met: everything is sent"
 AGAIN = "part of the current turn again"
@@ -100,6 +101,8 @@ class Selection:
         rank = {position: place for place, position in enumerate(self._ranking, 1)}
         ordinals, ranked = [block.ordinal for block in self._history], len(rank)
         stale, overfull = self.scores.stale, self.overfull
+        crowded = OVERPINNED if PINNED in self._reasons.values() else OVERFULL
+        free = self.budget - self.protected_cost
         last_packed = max((place for position, place in rank.items() if ordinals[position] in seeds), default=0)
 
         def explain(position: int, ordinal: int) -> tuple[str, str]:
@@ -120,9 +123,12 @@ class Selection:
             if ordinal in chosen:
                 return "protected", UNCAPPABLE
             if overfull:
-                return "left out", OVERFULL
-            is_large = rank[position] < last_packed or self._history[position].cost > self.budget - self.protected_cost
-            return "left out", f"did not fit{aged}" if is_large else place
+                return "left out", crowded
+            cost = self._history[position].cost
+            if rank[position] > last_packed and cost <= free:
+                return "left out", place
+            room = "the whole budget" if cost > self.budget else "protected blocks leave" if cost > free else "was left"
+            return "left out", f"did not fit{aged}: {cost:,} characters, more than {room}"
 
         scores = self.scores
         channels = zip(scores.total, scores.z_u, scores.z_lex, scores.z_past, scores.exploration, strict=True)
@@ -192,7 +198,7 @@ def select(
     ordinals, costs = [block.ordinal for block in history], [block.cost for block in history]
     reasons = protection(history, edits=selector.protects_edits)
     total, protected_cost = sum(costs), sum(costs[i] for i in reasons)
-    budget = int(parameters.beta * total + ROUNDING) if selector.is_bounded else total
+    budget = budget_of(total, parameters, selector)
     allowance = int((1 + parameters.delta) * budget + ROUNDING)
 
     muted = {i for i, block in enumerate(history) if block.mark == "mute" and i not in reasons}
@@ -236,6 +242,11 @@ def select(
         _reasons=reasons,
         _dependents=dependents,
     )
+
+
+def budget_of(total: int, parameters: Parameters, selector: Selector = RECAP) -> int:
+    """B of a history of so many characters."""
+    return int(parameters.beta * total + ROUNDING) if selector.is_bounded else total
 
 
 def narrowed(row: SelectionRow, costs: Mapping[int, int], left_out: frozenset[int]) -> SelectionRow:

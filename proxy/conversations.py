@@ -173,8 +173,11 @@ class WithoutArchive:
             return self._opened.health()
         return {"state": "unavailable", "database": self._database, "problem": self._problem}
 
-    async def keep(self) -> None:
+    async def ready(self) -> None:
         await self._is_open.wait()
+
+    async def keep(self) -> None:
+        await self.ready()
         assert self._opened is not None
         await self._opened.keep()
 
@@ -253,6 +256,9 @@ class ArchivedConversations:
             return Plan(None, None)
         job.add_done_callback(_abandon)
         return Plan(None, None)
+
+    async def ready(self) -> None:
+        """It is open."""
 
     def health(self) -> dict[str, object]:
         """`state`: ok, or failing (nothing new is left out; what is served stays)."""

@@ -199,11 +199,25 @@ async def _refuse_websocket(client: ClientConnection) -> None:
 
 def health(settings: Settings, conversations: Conversations | None, version: str) -> dict[str, object]:
     """/recap/health: what runs here, and what the archive says of itself."""
+    archive = conversations.health() if conversations is not None else None
+    problem = _problem(archive) if archive is not None else None
     return {
-        "status": "ok",
+        "status": "ok" if problem is None else "degraded",
+        "problem": problem,
         "version": version,
         "upstream": settings.upstream,
         "upstreams": settings.upstreams,
         "mode": settings.mode,
-        "archive": conversations.health() if conversations is not None else None,
+        "archive": archive,
     }
+
+
+def _problem(archive: Mapping[str, object]) -> str | None:
+    """What a person must know of an archive that is not well."""
+    match archive["state"]:
+        case "ok":
+            return None
+        case "unavailable":
+            return f"requests pass through untouched and nothing is recorded: {archive['problem']}"
+        case _:
+            return f"the archive cannot be written, so nothing new is left out: {archive['problem']}"

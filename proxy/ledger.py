@@ -178,14 +178,43 @@ class Totals:
         return Totals(*map(add, astuple(self), astuple(other)))
 
 
-def total(rows: Sequence[ExchangeRow], found: Sequence[Entry]) -> Totals:
-    """Of these exchanges and their entries."""
+def newly_removed(exchanges: Sequence[ExchangeRow], *, lead: Sequence[ExchangeRow] = ()) -> dict[int, int]:
+    """Exchange id -> reasoning items that the provider removed there and not before. `lead`: as of `entries`.
+
+    An answer names every item that was removed from its request, those of earlier requests again. What is new is taken
+    to be by how many they are more than in the answer before.
+    """
+    found, before = {}, 0
+    for row in (*lead, *exchanges):
+        if row.outcome != "side" and (row.input_tokens is not None or row.transformations):
+            found[row.id] = max(0, row.transformations - before)
+            before = row.transformations
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The exchanges of one session, or of none, each by its id. `per_token`: provider's tokens for one of ours."""
+
+    tokens: Mapping[int, Tokens]
+    entries: Mapping[int, Entry]
+    removed: Mapping[int, int]  # see `newly_removed`
+    per_token: float
+
+    def total(self, rows: Sequence[ExchangeRow]) -> Totals:
+        """Of some of the exchanges."""
+        found = [self.entries[row.id] for row in rows if row.id in self.entries]
+        return total(rows, found, removed=sum(self.removed.get(row.id, 0) for row in rows))
+
+
+def total(rows: Sequence[ExchangeRow], found: Sequence[Entry], *, removed: int = 0) -> Totals:
+    """Of these exchanges and their entries; `removed`: reasoning items."""
     priced = [entry for entry in found if entry.cost is not None]
     return Totals(
         requests=len(rows),
         rewritten=sum(row.messages_sent < row.messages_total for row in rows),
         resent=sum(row.fell_back for row in rows),
-        reasoning_removed=sum(row.transformations for row in rows),
+        reasoning_removed=removed,
         with_usage=len(found),
         input=sum(entry.input for entry in found),
         cached=sum(entry.cached for entry in found),

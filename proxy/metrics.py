@@ -61,7 +61,6 @@ class Meters:
         self._rewritten = self._counter("rewritten_requests", "Requests that were sent without some messages.")
         self._left_out = self._counter("left_out_chars", "Characters of messages that were left out.")
         self._fallbacks = self._counter("fallbacks", "Rewritten requests that were refused, and sent as they came.")
-        self._reasoning = self._counter("reasoning_removed", "Reasoning items that the provider says it removed.")
         self._duration = self._histogram("request_duration", "From a request's arrival to its end.", REQUEST_S)
         self._first_byte = self._histogram("time_to_first_byte", "From its arrival to the answer's begin.", REQUEST_S)
         self._planning = self._histogram("planning", "What a request waits for us, before it is sent.", OWN_S)
@@ -90,7 +89,6 @@ class Meters:
             self._left_out.inc(max(0, row.chars_total - row.chars_sent))
         if row.fell_back:
             self._fallbacks.inc()
-        self._reasoning.inc(row.transformations)
         if row.ended_at is not None:
             self._duration.observe(max(0.0, row.ended_at - row.started_at))
         if row.first_byte_at is not None:
@@ -176,6 +174,11 @@ def of_archive(savings: Savings, reader: Reader, said: Mapping[str, object]) -> 
         GaugeMetricFamily("recap_archive_bytes", "Of the database with its log.", value=size),
         arms,
         jobs,
+        GaugeMetricFamily(
+            "recap_reasoning_removed",
+            "Reasoning items that the provider says it removed, of all archived requests.",
+            value=sums.total.reasoning_removed,
+        ),
         GaugeMetricFamily(
             "recap_saved_input_tokens", f"{text}, negative where more were sent.", value=sums.total.saved
         ),

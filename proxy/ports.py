@@ -74,7 +74,10 @@ class Conversations(Protocol):
     async def admit(self, arrival: Arrival) -> Plan: ...
 
     def health(self) -> dict[str, object]:
-        """Facts for /recap/health: archive state, queue depth, last error and its remedy."""
+        """Facts for /recap/health: `state` of the archive (`ok`: it is well), queue depth, last error, its remedy."""
+
+    async def ready(self) -> None:
+        """Wait until the archive is open, which this process then owns."""
 
     async def keep(self) -> None:
         """Remove from the archive what is to go, now and then, until cancelled."""

@@ -31,6 +31,7 @@ from graphstore.store.reader import Reader
 from graphstore.store.writer import Writer
 from proxy.cache_watch import CacheFall
 from proxy.dialects.base import Answer, Dialect
+from proxy.dialects.content import calls_line
 from proxy.economics.warmth import WarmthBook
 from proxy.ports import Observer
 from proxy.sessions import Identified, Incoming, Session
@@ -331,9 +332,9 @@ def _message(raw: bytes, text: str) -> MessageRow:
 
 
 def block_label(dialect: Dialect, raws: Sequence[bytes]) -> str:
-    """The first message of a block that calls something names it; otherwise the first one with words."""
-    calling = next((raw for raw in raws if dialect.call_text(raw)), None)
-    return dialect.label(calling or next((raw for raw in raws if dialect.message_text(raw)), raws[0]))
+    """What a block calls names it, all of it; otherwise its first message with words does."""
+    calling = [dialect.label(raw) for raw in raws if dialect.call_text(raw)]
+    return calls_line(calling) or dialect.label(next((raw for raw in raws if dialect.message_text(raw)), raws[0]))
 
 
 def _log(row: ExchangeRow, session: SessionRow | None) -> None:

@@ -14,7 +14,7 @@ from graphstore.store.reader import Reader
 from graphstore.store.report import ExchangesStamp, exchange_tokens, exchanges_stamps, lead_of
 from proxy.economics.profiles import profile_of
 from proxy.economics.warmth import WarmthBook
-from proxy.ledger import Entry, Totals, Warmth, entries, price_of, total
+from proxy.ledger import Account, Totals, Warmth, entries, newly_removed, price_of, provider_tokens_per_ours
 from proxy.settings import Settings, profiles_of
 
 
@@ -50,27 +50,36 @@ class Savings:
 
     def _parts(self, reader: Reader, id: int | None) -> Parts:
         rows = reader.session_exchanges(id)
-        session = reader.load_session(id) if id is not None else None
-        lead = lead_of(reader, session, rows) if session is not None else []
-        tokens = exchange_tokens(reader, [*lead, *rows])
-        warmth = self._warmth(session.upstream if session is not None else self.settings.upstream, [*lead, *rows])
-        own = entries(rows, tokens, self.settings.prices, warmth, lead=lead)
-        parts: dict[Share, tuple[list[ExchangeRow], list[Entry]]] = defaultdict(lambda: ([], []))
+        account = account_of(reader, self.settings, reader.load_session(id) if id is not None else None, rows)
+        parts: dict[Share, list[ExchangeRow]] = defaultdict(list)
         for row in rows:
-            parts[_share(row)][0].append(row)
-        for entry in own:
-            parts[_share(entry.exchange)][1].append(entry)
-        return {share: total(*members) for share, members in parts.items()}
+            parts[_share(row)].append(row)
+        return {share: account.total(members) for share, members in parts.items()}
 
-    def _warmth(self, upstream: str, rows: Sequence[ExchangeRow]) -> Warmth:
-        """By the provider's profile and what these requests show of its cache, nothing else."""
-        book, profiles = WarmthBook(), profiles_of(self.settings)
-        book.note_all(upstream, rows)
 
-        def probability(model: str, pause_s: float) -> float:
-            return book.of(upstream, model).probability(profile_of(profiles, upstream, model), pause_s)
+def account_of(reader: Reader, settings: Settings, session: SessionRow | None, rows: Sequence[ExchangeRow]) -> Account:
+    """`rows`: all exchanges of the session."""
+    lead = lead_of(reader, session, rows) if session is not None else []
+    tokens = exchange_tokens(reader, [*lead, *rows])
+    warmth = _warmth(settings, session.upstream if session is not None else settings.upstream, [*lead, *rows])
+    own = entries(rows, tokens, settings.prices, warmth, lead=lead)
+    return Account(
+        tokens=tokens,
+        entries={entry.exchange.id: entry for entry in own},
+        removed=newly_removed(rows, lead=lead),
+        per_token=provider_tokens_per_ours([*lead, *rows], tokens),
+    )
 
-        return probability
+
+def _warmth(settings: Settings, upstream: str, rows: Sequence[ExchangeRow]) -> Warmth:
+    """By the provider's profile and what these requests show of its cache, nothing else."""
+    book, profiles = WarmthBook(), profiles_of(settings)
+    book.note_all(upstream, rows)
+
+    def probability(model: str, pause_s: float) -> float:
+        return book.of(upstream, model).probability(profile_of(profiles, upstream, model), pause_s)
+
+    return probability
 
 
 @dataclass(frozen=True, slots=True)

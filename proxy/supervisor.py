@@ -39,8 +39,9 @@ class Supervisor:
         """The running worker; None between two."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+    def start(self, after: Awaitable[object] | None = None) -> None:
+        """`after`: what the first worker waits for."""
+        self._task = asyncio.create_task(self._run(after))
 
     async def stop(self) -> None:
         """End the worker, by its own will within `STOP_S`. Safe to call when it never started."""
@@ -60,7 +61,9 @@ class Supervisor:
                 process.kill()
             await process.wait()
 
-    async def _run(self) -> None:
+    async def _run(self, after: Awaitable[object] | None) -> None:
+        if after is not None:
+            await after
         failures = 0
         while True:
             started = self._clock()

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -45,8 +46,10 @@ def convert(path: Path, folder: Path) -> None:
 
 def _convert(path: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from tqdm.auto import tqdm
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
+    modeling_gguf_pytorch_utils.tqdm = partial(tqdm, disable=None)  # in a terminal alone: a log has no use for bars
     location = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     AutoTokenizer.from_pretrained(**location).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(**location, dtype=torch.bfloat16)

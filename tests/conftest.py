@@ -11,6 +11,8 @@ from hypothesis import settings
 settings.register_profile("recap", deadline=None)
 settings.load_profile("recap")
 
+os.environ["COLUMNS"] = "160"  # tables are as wide as the terminal
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

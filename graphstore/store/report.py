@@ -35,7 +35,7 @@ class SessionSummary:
     """One session with sums over its exchanges; token figures are the provider's.
 
     `latest`: the newest that moved the session, of any where none did. `running_since`: when the newest began that has
-    not ended, as far as the archive knows.
+    not ended, as far as the archive knows. `answered`: some request of it was.
     """
 
     session: SessionRow
@@ -44,6 +44,7 @@ class SessionSummary:
     cached_tokens: int | None
     latest: ExchangeRow | None
     running_since: float | None
+    answered: bool
 
     @property
     def blocks_left_out(self) -> int:
@@ -138,15 +139,19 @@ def summaries(reader: Reader) -> list[SessionSummary]:
     e = exchanges.c
     latest = func.coalesce(func.max(case((e.outcome.not_in(BESIDE), e.id))), func.max(e.id)).label("latest")
     running = func.max(case((e.ending == "running", e.started_at)))
-    query = select(e.session_id, func.count(), func.sum(e.input_tokens), func.sum(e.cached_tokens), latest, running)
+    answered = func.max(case((e.status < 400, 1), else_=0))
+    query = select(
+        e.session_id, func.count(), func.sum(e.input_tokens), func.sum(e.cached_tokens), latest, running, answered
+    )
     with reader.snapshot() as db:
         sums = {row[0]: row for row in db.execute(query.group_by(e.session_id))}
         rows = among(db, select(exchanges), e.id, (row.latest for row in sums.values()))
         last = {row.id: ExchangeRow(**row._mapping) for row in rows}
     found = []
     for session in reader.list_sessions():
-        _, count, given, cached, newest, since = sums.get(session.id, (session.id, 0, None, None, None, None))
-        found.append(SessionSummary(session, count, given, cached, last.get(newest), since))
+        none = (session.id, 0, None, None, None, None, 0)
+        _, count, given, cached, newest, since, served = sums.get(session.id, none)
+        found.append(SessionSummary(session, count, given, cached, last.get(newest), since, bool(served)))
     return found
 
 

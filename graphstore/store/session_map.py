@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from sqlalchemy import select
 
@@ -15,6 +16,8 @@ from graphstore.store.paths import Path, Walk, load_paths
 from graphstore.store.reader import Reader
 from graphstore.store.report import left_out_of
 from graphstore.store.schema import observation_blocks, observations
+
+Outline = Literal["pin", "mute", "user", "edit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,13 @@ class MapBlock:
     mark: Mark | None
 
     @property
-    def is_outlined(self) -> bool:
-        """A user's words, an edit, pinned."""
-        return self.kind in ("user", "pinned") or self.is_edit or self.mark == "pin"
+    def outline(self) -> Outline | None:
+        """What sets it apart: a person's mark first."""
+        if self.mark is not None:
+            return self.mark
+        if self.kind in ("user", "pinned"):
+            return "user" if self.kind == "user" else "pin"
+        return "edit" if self.is_edit else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 
-from graphstore.store.session_map import Segment, SessionMap
+from graphstore.store.session_map import Outline, Segment, SessionMap
 from proxy.commands.text import number, plain, short
 
 SHADES = "░▒▓█"
@@ -14,12 +14,15 @@ UNSEEN, SENT, LEFT_OUT = "·", "▔", " "
 LABEL_CHARS = 160
 
 KEY = "width: tokens · colour: attention a token (cube root) · hatched: not observed · strip: sent"
+OUTLINES: dict[Outline, str] = {"user": "user", "edit": "edit", "pin": "pinned", "mute": "muted"}
 WIDTH, LEFT, BAND, STRIP, GAP, CAPTION = 1200, 70, 16, 4, 8, 14  # of the SVG, pixels
 STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #333 }
-rect { stroke: none } .marked { stroke: #111; stroke-width: 1 } .sent { fill: #2a7 } .out { fill: #ccc }
+rect { stroke: none } .user, .edit, .pin, .mute { stroke-width: 1.5 } .user { stroke: #b45309 }
+.edit { stroke: #7c3aed } .pin { stroke: #be185d } .mute { stroke: #555; stroke-dasharray: 3 2 }
+.sent { fill: #2a7 } .out { fill: #ccc }
 .cold { stroke: #b33; stroke-dasharray: 5 4 } .why { fill: #b33 }
-@media (prefers-color-scheme: dark) { text { fill: #ddd } .marked { stroke: #fff } .out { fill: #444 } }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .mute { stroke: #ccc } .out { fill: #444 } }
 """
 
 
@@ -82,7 +85,7 @@ def as_svg(shown: SessionMap, title: str) -> str:
     """Readable in light and dark; every block says what it is when the pointer rests on it."""
     segments = [list(shown.segments(row)) for row in shown.rows]
     most, longest = most_of(shown), max(map(_length, segments), default=0)
-    scale, parts, y = (WIDTH - LEFT - 10) / max(1, longest), [], 2 * CAPTION
+    scale, parts, y = (WIDTH - LEFT - 10) / max(1, longest), [_legend(2 * CAPTION)], 3 * CAPTION + GAP
     for row, whole in zip(shown.rows, segments, strict=True):
         if row.reason is not None:
             parts.append(f'<line class="cold" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
@@ -106,6 +109,15 @@ def as_svg(shown: SessionMap, title: str) -> str:
     return "\n".join([head, name, caption, *parts, "</svg>"]) + "\n"
 
 
+def _legend(y: int) -> str:
+    """What the outlines mean, on the line at `y`."""
+    return "".join(
+        f'<rect class="{outline}" x="{4 + 90 * i}" y="{y - 9}" width="14" height="9" fill="none"/>'
+        f'<text x="{24 + 90 * i}" y="{y}">{meaning}</text>'
+        for i, (outline, meaning) in enumerate(OUTLINES.items())
+    )
+
+
 def _block(segment: Segment, x: float, y: int, width: float, most: float) -> str:
     value = strength(segment.density, most)
     fill = "url(#unseen)" if value is None else f"hsl(215 70% {92 - 60 * value:.0f}%)"
@@ -114,7 +126,7 @@ def _block(segment: Segment, x: float, y: int, width: float, most: float) -> str
     block = segment.block
     said = f"block {block.ordinal}, {block.kind}, {number(segment.tokens)} tokens, {seen}, {sent}: {block.label}"
     place = f'x="{x:.2f}" width="{width:.2f}"'
-    marked = ' class="marked"' if block.is_outlined else ""
+    marked = f' class="{block.outline}"' if block.outline is not None else ""
     return (
         f'<g><title>{_text(said)}</title><rect{marked} {place} y="{y}" height="{BAND}" fill="{fill}"/>'
         f'<rect class="{"sent" if segment.is_sent else "out"}" {place} y="{y + BAND + 1}" height="{STRIP}"/></g>'

@@ -36,11 +36,11 @@ OUTCOMES = {
     "recorded": "mode off: it would be recorded and not sent ({})",
     "nothing": "nothing would be left out: {}; this is what a selection would be",
 }
-SUPPORTS_SHOWN = 4  # of the blocks that one block uses: a column of a terminal
+SUPPORTS_SHOWN = 3  # of the blocks that one block uses: a column of a terminal
 LEGEND = {
     "why": "the rule that kept it, and what that rule went by; of a block left out, what it lacked. "
     "expanded: kept because a kept block uses it",
-    "u": "importance that replays gave it, as the selection knew it; stale: later edits or results replaced it",
+    "u": "importance that replays gave it, as the selection knew it; *: stale, later edits or results replaced it",
     "z(past)": "how much of it the last turn named",
     "z(words)": "words that it shares with the request",
     "explore": "a draw for blocks that no replay has observed",
@@ -147,8 +147,10 @@ def _print_blocks(
         columns["z(u)"] = lambda v: score(v.z_u)
     if rule in OF_PAST_USE:
         columns["z(past)"] = lambda v: score(v.z_past)
-    columns |= {"z(words)": lambda v: score(v.z_lex), "explore": lambda v: score(v.exploration)}
-    if observed:
+    columns["z(words)"] = lambda v: score(v.z_lex)
+    if any(verdict.exploration for verdict in selection.verdicts):
+        columns["explore"] = lambda v: score(v.exploration)
+    if supports:
         columns["uses"] = lambda v: _listed(supports.get(v.ordinal, []))
     columns["what"] = lambda v: plain(blocks[v.ordinal].label) if v.ordinal in blocks else ""
     rows = [[cell(v) for cell in columns.values()] for v in selection.verdicts]
@@ -160,7 +162,7 @@ def _print_blocks(
 def _importance(state: NodeState | None) -> str | None:
     if state is None or not state.observed:
         return None
-    return f"{state.u:.3f}{' stale' if state.stale else ''}"
+    return f"{state.u:.3f}{'*' if state.stale else ' '}"
 
 
 def _listed(supports: list[int]) -> str:

@@ -39,8 +39,9 @@ def _proxy(settings: Settings) -> int:
         request.add_header("x-recap-key", settings.proxy_key)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # a URL of our own settings
-            print(json.dumps(json.load(response), indent=2))
+            found = json.load(response)
     except (urllib.error.URLError, OSError, ValueError) as error:
         print(f"no answer from {request.full_url}: {error}; start it with `recap serve`")
         return 1
-    return 0
+    print(json.dumps(found, indent=2))
+    return 0 if found.get("status") == "ok" else 1

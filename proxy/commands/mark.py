@@ -8,7 +8,7 @@ from graphstore.store.archive import open_reader
 from graphstore.store.report import find_session
 from proxy.commands.text import plain, short
 from proxy.errors import RecapError
-from proxy.marking import ProtectedBlock, UnknownBlock, mark_block, unheeded
+from proxy.marking import ProtectedBlock, UnknownBlock, blocks_of, mark_block, pin_takes, unheeded
 from proxy.settings import Settings
 
 MARKS: dict[str, Mark | None] = {"pin": "pin", "mute": "mute", "unpin": None}
@@ -42,13 +42,20 @@ class MarkCommand:
         mark = MARKS[self.__name__]
         with open_reader(settings.db) as reader:
             session = find_session(reader, arguments.session)
+            former = reader.marks(session.id).get(arguments.block)
             try:
                 block = mark_block(reader, settings, session, arguments.block, mark, clock=time.time)
+                takes = pin_takes(reader, settings, session, blocks_of(reader, session), block.ordinal)
             except (UnknownBlock, ProtectedBlock) as error:
                 raise RecapError(plain(str(error))) from error
         name, why = self.__name__, unheeded(settings, session)
+        if mark is None and former is None:
+            print(f"block {block.ordinal} of {session.name} had no mark: {short(plain(block.label), LABEL_CHARS)}")
+            return 0
         becomes = SAYS[name] if why is None else f"{NOTED[name]}, without effect for now: {plain(why)}"
         print(f"block {block.ordinal} of {session.name} {becomes}: {short(plain(block.label), LABEL_CHARS)}")
+        if mark == "pin" and takes is not None:
+            print(f"it {takes}")
         return 0
 
 

@@ -50,7 +50,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         _announce(settings, listener)
         trimming = asyncio.create_task(memory.return_pages())
         if supervisor is not None:
-            supervisor.start()
+            supervisor.start(conversations.ready())  # an archive in use has a worker
         try:
             await serve(Server(app, on_stop=app.state.inspector.stop, cut_off="/recap/"), listener)
         finally:

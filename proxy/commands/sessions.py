@@ -2,11 +2,11 @@
 
 import argparse
 
-from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
-from graphstore.store.report import summaries
+from graphstore.store.report import SessionSummary, summaries
 from proxy.cache_watch import cache_fall
 from proxy.commands.text import count, moment, number, plain, share, table
+from proxy.failures import has_failed
 from proxy.settings import Settings
 
 
@@ -23,10 +23,11 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _state(session: SessionRow) -> str:
-    if session.arm == "held out":
-        return " (held out)"
-    return "" if session.state == "normal" else " (pass-through)"
+def _state(row: SessionSummary) -> str:
+    failed = " (failed)" if row.latest is not None and has_failed(row.latest) else ""
+    if row.session.arm == "held out":
+        return failed + " (held out)"
+    return failed + ("" if row.session.state == "normal" else " (pass-through)")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             [
                 (
                     row.session.name,
-                    row.session.client + _state(row.session),
+                    row.session.client + _state(row),
                     row.session.model,
                     row.session.turns,
                     row.exchanges,

@@ -10,7 +10,7 @@ from itertools import groupby
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
 from graphstore.store.archive import open_reader
 from graphstore.store.reader import Reader
-from graphstore.store.report import Tokens, exchange_tokens, find_session, selection_of
+from graphstore.store.report import Tokens, find_session, selection_of
 from graphstore.store.session_map import session_map
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
@@ -19,7 +19,8 @@ from proxy.commands.text import count, duration, moment, number, plain, share, t
 from proxy.commands.words import BOUNDARIES, why
 from proxy.dry_run import blocks_of
 from proxy.holdout import HELD_OUT
-from proxy.ledger import provider_tokens_per_ours
+from proxy.ledger import Account
+from proxy.savings import account_of
 from proxy.settings import Settings
 
 LEGEND = (
@@ -33,7 +34,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("show", help="show a session turn by turn")
     parser.add_argument("session", help="name of the session, or the beginning of it")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--turn", type=int, metavar="N", help="only this turn, with every block that it left out")
+    what.add_argument(
+        "--turn",
+        type=int,
+        metavar="N",
+        help="only this turn, with every block of its selection, kept or left out, and why",
+    )
     what.add_argument(
         "--map", action="store_true", help="draw it: a row a turn, blocks by size, attention and what was sent"
     )
@@ -47,19 +53,19 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             _print_map(reader, session)
             return 0
         exchanges = reader.session_exchanges(session.id)
-        _print_head(reader, session, exchanges, settings)
+        account = account_of(reader, settings, session, exchanges)
+        _print_head(reader, session, exchanges, settings, removed=account.total(exchanges).reasoning_removed)
         jobs = {job.turn: job for job in reader.load_jobs(session.id)}
         replays = {replay.turn: replay for replay in reader.load_replays(session.id)}
-        tokens = exchange_tokens(reader, exchanges)
         wanted = [row for row in exchanges if arguments.turn in (None, row.turn)]
         if not wanted and arguments.turn is not None:
             print(f"no turn {arguments.turn}: there are requests of {_turns(exchanges)}")
             return 1
         for turn, rows in groupby(wanted, key=lambda row: row.turn):
-            _print_turn(reader, turn, list(rows), tokens, every_block=arguments.turn is not None)
+            _print_turn(reader, turn, list(rows), account.tokens, every_block=arguments.turn is not None)
             if line := replay_line(jobs.get(turn), replays.get(turn)):
                 print(f"  {line}")
-        _print_totals(wanted, tokens, per_token=provider_tokens_per_ours(exchanges, tokens))
+        _print_totals(wanted, account)
     return 0
 
 
@@ -79,7 +85,9 @@ def _turns(exchanges: Sequence[ExchangeRow]) -> str:
     return f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
 
 
-def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow], settings: Settings) -> None:
+def _print_head(
+    reader: Reader, session: SessionRow, exchanges: Sequence[ExchangeRow], settings: Settings, *, removed: int
+) -> None:
     print(f"{session.name}  {session.client} · {session.model} · {session.dialect} · {session.upstream}")
     print(f"  {plain(session.title)}")
     if session.parent_id is not None:
@@ -96,13 +104,12 @@ def _print_head(reader: Reader, session: SessionRow, exchanges: Sequence[Exchang
         print(f"  PASS-THROUGH: {session.state_reason}")
     if session.kind == "agent":
         print(f"  {attention_state(reader, session.id, settings)}")
-    removed = sum(row.transformations for row in exchanges)
     if removed:
         print(f"  the provider removed {count(removed, 'reasoning item')} whose history had changed")
 
 
 def _print_turn(
-    reader: Reader, turn: int, rows: list[ExchangeRow], tokens: dict[int, Tokens], *, every_block: bool
+    reader: Reader, turn: int, rows: list[ExchangeRow], tokens: Mapping[int, Tokens], *, every_block: bool
 ) -> None:
     first = rows[0]
     print(f"\nturn {turn}  {moment(first.started_at)}  {BOUNDARIES[first.boundary]}: {plain(first.reason)}")
@@ -167,30 +174,26 @@ def _print_selection(reader: Reader, selection: SelectionRow, *, every_block: bo
     print("\n".join(f"  {line}" for line in text.splitlines()))
 
 
-def _print_totals(rows: Sequence[ExchangeRow], tokens: Mapping[int, Tokens], *, per_token: float) -> None:
+def _print_totals(rows: Sequence[ExchangeRow], account: Account) -> None:
     """What the rewriting saved, by the provider's own numbers where it reports them."""
-    full = sum(tokens[row.id].full for row in rows)
-    sent = sum(tokens[row.id].sent for row in rows)
+    full = sum(account.tokens[row.id].full for row in rows)
+    sent = sum(account.tokens[row.id].sent for row in rows)
     less = f" ({share(full - sent, full)} less)" if sent < full else ""
     print(f"\n{LEGEND}")
     print(
         f"{count(len(rows), 'request')}, {number(full)} tokens as the client sent them, {number(sent)} as sent on{less}"
     )
-    reported = [row for row in rows if row.input_tokens is not None]
-    if not reported:
+    sums = account.total(rows)
+    if not sums.with_usage:
         print("provider: no usage reported")
         return
-    total = sum(row.input_tokens or 0 for row in reported)
-    cached = sum(row.cached_tokens or 0 for row in reported)
     print(
-        f"provider: {number(total)} input tokens in {count(len(reported), 'answer')}, "
-        f"{number(cached)} of them cached ({share(cached, total)})"
+        f"provider: {number(sums.input)} input tokens in {count(sums.with_usage, 'answer')}, "
+        f"{number(sums.cached)} of them cached ({share(sums.cached, sums.input)})"
     )
-    rewritten = [row for row in reported if row.messages_sent < row.messages_total]
-    if rewritten:
-        left_out = sum(tokens[row.id].full - tokens[row.id].sent for row in rewritten)
+    if sums.rewritten:
         print(
-            f"saved: about {number(round(left_out * per_token))} input tokens in "
-            f"{count(len(rewritten), 'rewritten request')} (what was left out, as the provider counts: "
-            f"{per_token:.2f} of its tokens for one of ours)"
+            f"saved: about {number(round(sums.saved))} input tokens in "
+            f"{count(sums.rewritten, 'rewritten request')} (what was left out, as the provider counts: "
+            f"{account.per_token:.2f} of its tokens for one of ours)"
         )

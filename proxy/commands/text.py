@@ -1,26 +1,27 @@
 """Text for terminals: tables, numbers, times. Knows nothing of sessions."""
 
+import shutil
 import time
 from collections.abc import Sequence
 
-LINE_CHARS = 158  # a line fits a terminal of 160 columns, indented by two
+LINE_CHARS = 158  # of a table, indented by two it fits a terminal of 160 columns; a wider terminal is used
 TEXT_CHARS_MIN = 20  # what a column of text keeps when the others are wide
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> str:
-    """A plain table of at most `LINE_CHARS`; columns named in `right` are right-aligned.
+    """A plain table of at most `LINE_CHARS`, or the terminal's width; columns named in `right` are right-aligned.
 
-    Cells are text or None (shown as '-'). The last column holds free text: it is what gets cut, and where that is not
-    enough the widest of the other columns of text.
+    Cells are text or None (shown as '-'). What is too much is taken from the widest columns of text.
     """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    room = max(LINE_CHARS, shutil.get_terminal_size((0, 0)).columns - 2) - 2 * (len(header) - 1)
     widths = [max(len(line[i]) for line in (list(header), *cells)) for i in range(len(header))]
-    last = len(header) - 1
-    texts = [i for i, name in enumerate(header) if name not in right and i != last]
-    for i in (last, max(texts, key=widths.__getitem__, default=last)):
-        excess = sum(widths) + 2 * (len(widths) - 1) - LINE_CHARS
-        widths[i] = max(min(widths[i], TEXT_CHARS_MIN), widths[i] - max(0, excess))
-    cells = [[short(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    texts = [i for i, name in enumerate(header) if name not in right or i == len(header) - 1]
+    for i in texts:
+        widths[i] = min(widths[i], room)
+    while sum(widths) > room and widths[widest := max(texts, key=widths.__getitem__)] > TEXT_CHARS_MIN:
+        widths[widest] -= 1
+    cells = [[fitted(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
 
     def line(values: Sequence[str]) -> str:
         parts = (
@@ -35,6 +36,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seq
 def short(text: str, chars: int) -> str:
     """At most `chars` characters; a cut is visible."""
     return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def fitted(text: str, chars: int) -> str:
+    """At most `chars` characters: paths lose their first folders, the longest first, before the end is cut."""
+    words = text.split(" ")
+    while len(" ".join(words)) > chars:
+        paths = [i for i, word in enumerate(words) if "/" in word.removeprefix("…/").strip("/")]
+        if not paths:
+            break
+        i = max(paths, key=lambda at: len(words[at]))
+        words[i] = "…/" + words[i].removeprefix("…/").lstrip("/").partition("/")[2]
+    return short(" ".join(words), chars)
 
 
 def count(amount: int, noun: str) -> str:

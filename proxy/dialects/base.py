@@ -89,7 +89,7 @@ class Dialect(Protocol):
         """Names and arguments of the calls in one message; '' when it makes none."""
 
     def label(self, raw: bytes) -> str:
-        """One line for people, at most 80 characters: tool names with their file or command, or the first words."""
+        """One line for people, at most 160 characters: tool names with their file or command, or the first words."""
 
     def render_notice(self, role: str) -> bytes:
         """The constant message that says that earlier messages are not shown."""

@@ -15,6 +15,7 @@ from proxy.dialects.content import (
     PART_CHARS,
     argument_text,
     call_line,
+    calls_line,
     content_chars,
     content_texts,
     join_texts,
@@ -64,8 +65,8 @@ class ChatDialect:
 
     def label(self, raw: bytes) -> str:
         message = _read_message(raw)
-        calls = ", ".join(call_line(name, arguments) for name, arguments in _calls(message))
-        return one_line(calls or self.message_text(raw) or f"({text_or_empty(message.get('role')) or 'unreadable'})")
+        calls = calls_line(call_line(name, arguments) for name, arguments in _calls(message))
+        return calls or one_line(self.message_text(raw) or f"({text_or_empty(message.get('role')) or 'unreadable'})")
 
     def render_notice(self, role: str) -> bytes:
         return render_value({"role": role, "content": NOTICE})

@@ -4,21 +4,23 @@ Total: whatever a client puts where content should stand has some text, perhaps 
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from proxy.dialects.scan import render_value
 
 PART_CHARS = 4_000  # what an image, sound or file counts; its base64 length says nothing of its worth
 LABEL_CHARS = 80
+CALLS_CHARS = 160  # of several calls
 
 NOTICE = (
     "Earlier messages of this conversation are not shown here. "
     "The files of the workspace and their contents are unchanged by this."
 )
 
-_TELLING_ARGUMENTS = (
-    "file_path filePath path notebook_path target_file filename file command cmd pattern query url description prompt"
-).split()
+_SOUGHT = ("pattern", "query", "regex")
+_PLACES = ("file_path", "filePath", "path", "notebook_path", "target_file", "filename", "file")
+_TELLING = ("command", "cmd", "url", "description", "prompt")
 
 
 def content_texts(content: Any) -> list[str]:
@@ -68,8 +70,13 @@ def argument_text(arguments: Any) -> str:
 
 
 def call_line(name: str, arguments: Any) -> str:
-    """A call for people: the tool's name with the file, command or first text among its arguments."""
-    return f"{name} {_telling(arguments)}".strip()
+    """A call for people: the tool with what it seeks and where, or the command or first text of its arguments."""
+    return one_line(f"{name} {_telling(arguments)}")
+
+
+def calls_line(lines: Iterable[str]) -> str:
+    """Calls of one or several messages, each once."""
+    return one_line(", ".join(dict.fromkeys(lines)), CALLS_CHARS)
 
 
 def _telling(arguments: Any) -> str:
@@ -81,7 +88,12 @@ def _telling(arguments: Any) -> str:
         return _telling(decoded) if isinstance(decoded, dict) else arguments
     if not isinstance(arguments, dict):
         return "" if arguments is None else argument_text(arguments)
-    values = [arguments[key] for key in _TELLING_ARGUMENTS if key in arguments] + list(arguments.values())
+    sought, place = (_first_text(map(arguments.get, keys)) for keys in (_SOUGHT, _PLACES))
+    found = f"{sought} {place}".strip()
+    return found or _first_text([*map(arguments.get, _TELLING), *arguments.values()])
+
+
+def _first_text(values: Iterable[Any]) -> str:
     for value in values:
         if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
             return " ".join(value)
@@ -90,7 +102,7 @@ def _telling(arguments: Any) -> str:
     return ""
 
 
-def one_line(text: str) -> str:
-    """`text` with every run of white space as one space, cut to `LABEL_CHARS` characters."""
-    line = " ".join(text[: 20 * LABEL_CHARS].split())
-    return line if len(line) <= LABEL_CHARS else line[: LABEL_CHARS - 1] + "…"
+def one_line(text: str, chars: int = LABEL_CHARS) -> str:
+    """`text` with every run of white space as one space, cut to so many characters."""
+    line = " ".join(text[: 20 * chars].split())
+    return line if len(line) <= chars else line[: chars - 1] + "…"

@@ -11,13 +11,13 @@ from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect
 from proxy.inspector.maps import runs
 from proxy.inspector.sessions import Value, View
-from proxy.marking import find_block, protected_blocks, unheeded
+from proxy.marking import blocks_of, find_block, pin_takes, protected_blocks, unheeded
 
 
 def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
     """Raises `UnknownBlock`."""
     reader = view.reader
-    blocks = {block.ordinal: block for block, _ in reader.load_blocks(session.id)}
+    blocks = blocks_of(reader, session)
     block = find_block(session, blocks, ordinal)
     rule, graph = load_evidence(reader, session.id, rule_of(view.settings), parameters_of(view.settings))
     nodes, edges = graph.to_rows()
@@ -35,6 +35,7 @@ def show_block(view: View, session: SessionRow, ordinal: int) -> Value:
         "tokens": reader.block_tokens(session.id).get(ordinal),
         "mark": reader.marks(session.id).get(ordinal),
         "protected": protected_blocks(reader, view.settings, session, blocks).get(ordinal),
+        "pin_takes": pin_takes(reader, view.settings, session, blocks, ordinal),
         "unheeded": unheeded(view.settings, session),
         "verdict": {"kept": verdict.kept, "rule": verdict.rule, "detail": verdict.detail} if verdict else None,
         "u": node.u if node is not None and node.observed else None,

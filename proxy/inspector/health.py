@@ -7,6 +7,7 @@ from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.report import failed_exchanges, last_answered
 from proxy.commands.text import count, number
+from proxy.failures import explained
 from proxy.inspector.sessions import Value, View
 from proxy.settings import Settings
 
@@ -68,12 +69,12 @@ def _of_the_last(reader: Reader) -> str | None:
     last = last_answered(reader)
     if last is None or (last.status is not None and last.status < 500):
         return None
-    problem, remedy = _explained(last)
+    problem, remedy = explained(last)
     return f"{problem}; {remedy}"
 
 
 def _error(row: ExchangeRow, session: SessionRow | None) -> Value:
-    problem, remedy = _explained(row)
+    problem, remedy = explained(row)
     return {
         "at": row.started_at,
         "session": session.name if session else None,
@@ -82,31 +83,3 @@ def _error(row: ExchangeRow, session: SessionRow | None) -> Value:
         "problem": problem,
         "remedy": remedy,
     }
-
-
-def _explained(row: ExchangeRow) -> tuple[str, str]:
-    """What happened and what a person can do about it."""
-    if row.fell_back:
-        return row.error or "the upstream rejected the rewritten request", (
-            "the client's own request was sent instead and the session is left alone from now on; please report it"
-        )
-    if row.ending == "running":
-        return "the proxy was stopped while the answer ran", "nothing: clients try again, and that is a new request"
-    match row.status:
-        case 401 | 403:
-            return f"the upstream refused the credentials ({row.status})", "check the key that the client sends"
-        case 408 | 504:
-            return (
-                row.error or f"the upstream took too long ({row.status})",
-                "try again; raise read_timeout if it lasts",
-            )
-        case 429:
-            return "the upstream limits the rate (429)", "wait, or raise the limit of the account"
-        case 404:
-            return "the upstream does not know the path or the model (404)", "check `upstream` and the model's name"
-        case int() as status if 400 <= status < 500:
-            return row.error or f"the upstream refused the request ({status})", "the client has its answer: see there"
-        case int() as status if status >= 500:
-            return row.error or f"the upstream failed ({status})", "try again later"
-        case _:
-            return row.error or f"the exchange ended early ({row.ending})", "check the setting upstream and the network"

@@ -26,7 +26,7 @@ def show_map(view: View, session: SessionRow) -> Value:
             "kind": [block.kind for block in blocks],
             "label": [block.label for block in blocks],
             "tokens": [block.tokens for block in blocks],
-            "outlined": [block.is_outlined for block in blocks],
+            "outline": [block.outline for block in blocks],
             "mark": [block.mark for block in blocks],
         },
         "rows": [

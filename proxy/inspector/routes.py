@@ -144,6 +144,7 @@ class Inspector:
             {
                 "token": self._token,
                 "token_header": TOKEN,
+                "problem": self._health()["problem"],
                 "version": version("recap-proxy"),
                 "now": self._clock(),
                 "mode": self._settings.mode,

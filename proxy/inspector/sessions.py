@@ -13,8 +13,10 @@ from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
 from proxy.dialects import stored_dialect
+from proxy.failures import explained, has_failed
 from proxy.holdout import HELD_OUT
-from proxy.savings import Savings
+from proxy.ledger import Account
+from proxy.savings import Savings, account_of, line
 from proxy.settings import Settings
 
 Value = dict[str, object]
@@ -53,7 +55,8 @@ def list_sessions(view: View, *, side: bool, limit: int) -> Value:
 def show_session(view: View, session: SessionRow) -> Value:
     """One session with a line for each turn."""
     exchanges = view.reader.session_exchanges(session.id)
-    tokens = exchange_tokens(view.reader, exchanges)
+    account = account_of(view.reader, view.settings, session, exchanges)
+    sums, tokens = account.total(exchanges), account.tokens
     summary = SessionSummary(
         session=session,
         exchanges=len(exchanges),
@@ -61,6 +64,7 @@ def show_session(view: View, session: SessionRow) -> Value:
         cached_tokens=_sum(row.cached_tokens for row in exchanges),
         latest=own_of(exchanges)[-1] if exchanges else None,
         running_since=max((row.started_at for row in exchanges if row.ending == "running"), default=None),
+        answered=any(row.status is not None and row.status < 400 for row in exchanges),
     )
     parent = view.reader.load_session(session.parent_id) if session.parent_id is not None else None
     jobs = {job.turn: job for job in view.reader.load_jobs(session.id)}
@@ -73,10 +77,11 @@ def show_session(view: View, session: SessionRow) -> Value:
             "client_id": session.client_id,
             "attention": attention_state(view.reader, session.id, view.settings),
             "cache_fall": str(fall) if fall else None,
-            "reasoning_removed": sum(row.transformations for row in exchanges),
+            "reasoning_removed": sums.reasoning_removed,
+            "savings": line(sums),
             "marks": [{"ordinal": o, "mark": mark} for o, mark in sorted(view.reader.marks(session.id).items())],
         },
-        "turns": _turns(view, session, exchanges, tokens, jobs, replays),
+        "turns": _turns(view, session, exchanges, account, jobs, replays),
     }
 
 
@@ -119,7 +124,7 @@ def _turns(
     view: View,
     session: SessionRow,
     exchanges: Sequence[ExchangeRow],
-    tokens: Mapping[int, Tokens],
+    account: Account,
     jobs: Mapping[int, JobRow],
     replays: Mapping[int, ReplayRow],
 ) -> list[Value]:
@@ -142,13 +147,14 @@ def _turns(
                 "running": any(is_running(view, row) for row in rows),
                 "blocks": last.blocks_total,
                 "blocks_left_out": last.blocks_left_out,
-                "tokens_full": tokens[last.id].full,
-                "tokens_sent": tokens[last.id].sent,
+                "tokens_full": account.tokens[last.id].full,
+                "tokens_sent": account.tokens[last.id].sent,
                 "input_tokens": _sum(row.input_tokens for row in rows),
                 "cached_tokens": _sum(row.cached_tokens for row in rows),
                 "output_tokens": _sum(row.output_tokens for row in rows),
+                "saved_tokens": round(account.total(rows).saved),
                 "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),
-                "errors": sum(has_failed(view, row) for row in rows),
+                "errors": sum(is_failure(view, row) for row in rows),
                 "replay": _replay(jobs.get(turn), replays.get(turn), idle),
             }
         )
@@ -172,6 +178,7 @@ def _summary(view: View, row: SessionSummary, tokens: Mapping[int, Tokens], pare
         "last_active_at": session.last_active_at,
         "state": state_of(view.settings, session),
         "state_reason": HELD_OUT if session.arm == "held out" else session.state_reason,
+        "problem": explained(row.latest)[0] if row.latest is not None and is_failure(view, row.latest) else None,
         "cache": _cache(view, row),
         "cold_at": session.last_active_at + view.settings.idle_after,
         "tokens_full": latest.full,
@@ -192,9 +199,12 @@ def state_of(settings: Settings, session: SessionRow) -> str:
 
 
 def _cache(view: View, row: SessionSummary) -> str:
-    """What is believed of the provider's cache: `running` while a request is under way, then `warm` until cold_at."""
+    """What is believed of the provider's cache: `running` while a request is under way, then `warm` until cold_at; but
+    `unknown` of a session that the provider has answered nothing."""
     if row.running_since is not None and row.running_since >= view.started_at:
         return "running"
+    if not row.answered:
+        return "unknown"
     return "warm" if view.now < row.session.last_active_at + view.settings.idle_after else "cold"
 
 
@@ -202,8 +212,8 @@ def is_running(view: View, row: ExchangeRow) -> bool:
     return row.ending == "running" and row.started_at >= view.started_at
 
 
-def has_failed(view: View, row: ExchangeRow) -> bool:
-    return row.error is not None or (row.status or 200) >= 400 or ending_of(view, row) == "interrupted"
+def is_failure(view: View, row: ExchangeRow) -> bool:
+    return has_failed(row) or ending_of(view, row) == "interrupted"
 
 
 def ending_of(view: View, row: ExchangeRow) -> str:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from graphstore.records import ExchangeRow, SelectionRow, SessionRow
-from graphstore.store.report import Tokens, exchange_tokens, selection_before, selection_of
+from graphstore.store.report import Tokens, selection_before, selection_of
 from proxy.dry_run import blocks_of, dry_run, graph_of, present_blocks
 from proxy.inspector.selections import show_selection
 from proxy.inspector.sessions import Value, View, asked_in, ending_of, is_running, own_of
+from proxy.savings import account_of, line
 
 
 class UnknownTurn(LookupError):
@@ -21,7 +22,7 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
         known = sorted({row.turn for row in exchanges})
         listed = f"it has turns {known[0]} to {known[-1]}" if known else "it has none yet"
         raise UnknownTurn(f"{session.name} has no turn {turn}: {listed}")
-    tokens = exchange_tokens(view.reader, rows)
+    account = account_of(view.reader, view.settings, session, exchanges)
     own = own_of(rows)
     made = [selection for row in own if (selection := selection_of(view.reader, row.id)) is not None]
     selection = _in_force(view, own[-1], made)
@@ -41,7 +42,8 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
             "history_blocks": own[0].blocks_total,
             "history_chars": own[0].chars_total,
         },
-        "requests": [_request(view, row, tokens[row.id]) for row in rows],
+        "savings": line(account.total(rows)),
+        "requests": [_request(view, row, account.tokens[row.id]) for row in rows],
         "selection": _selection(view, session, selection) if selection is not None else None,
         "selected_here": selection is not None and selection.exchange_id in {row.id for row in rows},
         "earlier": [_selection(view, session, one) for one in earlier],

@@ -61,7 +61,10 @@ class FakeConversations:
         return Plan(self._rewrite(arrival), self.exchange, self._detach)
 
     def health(self) -> dict[str, object]:
-        return {"queue": 0}
+        return {"state": "ok", "queue": 0}
+
+    async def ready(self) -> None:
+        """There is no archive to wait for."""
 
     async def keep(self) -> None:
         await asyncio.Event().wait()

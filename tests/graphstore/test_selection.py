@@ -60,9 +60,9 @@ def test_a_block_that_does_not_fit_is_skipped_and_packing_goes_on() -> None:
     assert (selection.budget, selection.chosen, selection.cost) == (50, (0, 2), 50)
     assert details(selection) == [
         "packed: rank 1 of 5",
-        "left out: did not fit",
+        "left out: did not fit: 50 characters, more than was left",
         "packed: rank 3 of 5",
-        "left out: did not fit",  # larger than the whole budget
+        "left out: did not fit: 60 characters, more than the whole budget",
         "left out: rank 5 of 5",
     ]
 
@@ -101,6 +101,23 @@ def test_users_pinned_blocks_and_the_latest_edit_of_each_file_are_protected() ->
         "left out: protected blocks alone exceed the budget",
     ]
     assert selection.overfull
+
+
+def test_pins_that_take_the_whole_budget_are_named() -> None:
+    history = [HistoryBlock(0, "user", 10), HistoryBlock(1, "tools", 60, mark="pin"), HistoryBlock(2, "tools", 30)]
+    assert details(chosen_from(history, graph_of({}), beta=0.5)) == [
+        "protected: user message",
+        "protected: pinned by hand",
+        "left out: your pins and protected blocks exceed the budget",
+    ]
+
+
+def test_what_did_not_fit_is_told_beside_what_there_was() -> None:
+    history = [HistoryBlock(0, "user", 100), HistoryBlock(1, "tools", 1200), HistoryBlock(2, "tools", 720)]
+    assert details(chosen_from(history, graph_of({1: 0.1, 2: 0.2}, frozenset({1})), beta=0.4))[1:] == [
+        "left out: did not fit, stale: 1,200 characters, more than the whole budget",
+        "left out: did not fit: 720 characters, more than protected blocks leave",
+    ]
 
 
 def test_supports_of_seeds_are_added_once_one_hop_in_stored_order_while_they_fit() -> None:

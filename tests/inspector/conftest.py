@@ -93,14 +93,17 @@ async def visiting(
     *,
     upstream: str = "http://upstream.test/v1",
     changes: dict[str, object] | None = None,
+    in_use: bool = False,
     **context: object,
 ) -> AsyncIterator[Visit]:
     """A proxy over a copy of the recorded archive, an hour after its last request, and a page on it.
 
-    At the end: no error on the console, no request beyond the proxy.
+    `in_use`: on the archive of a visit in the same folder. At the end: no error on the console, no request beyond the
+    proxy.
     """
     database = folder / "recap.db"
-    shutil.copyfile(recorded.path, database)
+    if not in_use:
+        shutil.copyfile(recorded.path, database)
     clock = VirtualClock(recorded.now + 3600.0)
     settings = Settings(**{"upstream": upstream, "db": str(database), "min_history_tokens": 0, **(changes or {})})  # type: ignore[arg-type]
     async with running_proxy(settings, open_conversations(settings, clock), clock=clock) as proxy:

@@ -17,6 +17,7 @@ from graphstore.store.changes import Changes
 from graphstore.store.marks import set_mark
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
+from proxy.cli import main
 from proxy.inspector import sessions
 from proxy.ledger import Price
 from proxy.ports import Plan
@@ -134,7 +135,7 @@ async def test_a_request_under_way_is_running_and_one_that_an_earlier_proxy_left
     db.close()
     look.clock.advance(1)
     async with looking_at(tmp_path / "recap.db", look.clock) as later:
-        assert {s["cache"] for s in (await later.get("sessions"))["sessions"]} == {"warm", "cold"}
+        assert {s["cache"] for s in (await later.get("sessions"))["sessions"]} == {"unknown", "cold"}
         assert not any(t["running"] for t in (await later.get(f"sessions/{shown['name']}"))["turns"])
 
 
@@ -220,7 +221,10 @@ async def test_the_map_holds_every_block_of_every_turn(recorded: Recorded, tmp_p
         assert list(zip(*(shown["blocks"][n] for n in ("ordinal", "kind", "label", "tokens")), strict=True)) == [
             (block.ordinal, block.kind, block.label, tokens[block.ordinal]) for block in blocks
         ]
-        assert shown["blocks"]["outlined"] == [b.kind in ("user", "pinned") or bool(b.edits) for b in blocks]
+        expected = [
+            "user" if b.kind == "user" else "pin" if b.kind == "pinned" else "edit" if b.edits else None for b in blocks
+        ]
+        assert shown["blocks"]["outline"] == expected
         numbers = look.reader.block_ordinals(session.id)
         densities = {o.turn: {r.ordinal: r.density for r in o.replay.blocks}
                      for o in look.reader.load_observations(session.id)}  # fmt: skip
@@ -659,7 +663,7 @@ async def test_a_mark_is_stored_shown_and_taken_away(recorded: Recorded, tmp_pat
             assert look.reader.marks(session.id) == ({3: mark} if mark else {})
             assert (await look.get(block))["mark"] == mark
             shown = (await look.get(f"sessions/{session.name}/map"))["blocks"]
-            assert shown["mark"][3] == mark and shown["outlined"][3] == (mark == "pin")
+            assert shown["mark"][3] == shown["outline"][3] == mark
             assert {m for i, m in enumerate(shown["mark"]) if i != 3} == {None}
             verdicts = (await look.post(f"sessions/{session.name}/what-if", {"query": "x"}))["selection"]["blocks"]
             detail = next(v["detail"] for v in verdicts if v["ordinal"] == 3)
@@ -756,6 +760,26 @@ async def test_savings_add_up_over_sessions_days_and_in_all(recorded: Recorded, 
         assert [d["day"] for d in shown["days"]] == sorted(days, reverse=True)
         whole = [s for s in shown["sessions"] if not s["rewritten"]]
         assert {s["saved_tokens"] for s in whole} == {0} and len(whole) == 2
+
+
+async def test_a_session_and_its_turns_saved_what_the_commands_say(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with looking(recorded, tmp_path, prices={"*": Price(input=1000.0)}) as look:
+        by_name = {line["session"]: line for line in (await look.get("savings"))["sessions"]}
+        for id in (CODING, CHINESE, AIRLINE, HOSTILE):
+            name = look.names[id]
+            found = await look.get(f"sessions/{name}")
+            savings = found["session"]["savings"]
+            assert savings == {key: by_name[name][key] for key in savings} and savings["cost"] > 0
+            turns = [await look.get(f"sessions/{name}/turns/{t['turn']}") for t in found["turns"]]
+            assert [t["savings"]["saved_tokens"] for t in turns] == [t["saved_tokens"] for t in found["turns"]]
+            assert sum(t["savings"]["rewritten"] for t in turns) == savings["rewritten"]
+            assert main(["show", name, "--db", look.proxy.settings.db]) == 0
+            saved = (
+                f"saved: about {savings['saved_tokens']:,} input tokens in {savings['rewritten']:,} rewritten request"
+            )
+            assert (saved in capsys.readouterr().out) == (savings["rewritten"] > 0) == (id != HOSTILE)
 
 
 async def test_savings_count_every_stored_request(tmp_path: Path) -> None:
@@ -887,3 +911,20 @@ async def test_a_request_that_has_just_been_proxied_is_there(recorded: Recorded,
         shown = await look.get("sessions")
         assert shown["total"] == 5
         assert [shown["sessions"][0][n] for n in ("title", "requests", "input_tokens")] == ["new here", 1, 42]
+
+
+async def test_a_session_that_nobody_answered_is_not_warm_and_says_what_failed(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    for headers, failed in ((ONE, True), ({"x-session-id": "two"}, False)):
+        reply = await dialogue.send([user("hi")], headers=headers, finish=False)
+        assert reply.plan.exchange is not None
+        if failed:
+            reply.plan.exchange.finish("failed", status=None, headers=(), body=None, error="no route")
+        else:
+            dialogue.finish(reply.plan, said("ok"))
+    async with looking_after(dialogue) as look:
+        shown = (await look.get("sessions"))["sessions"]
+        assert [(s["cache"], s["problem"]) for s in shown] == [("warm", None), ("unknown", "no route")]
+        for session in shown:
+            alone = (await look.get(f"sessions/{session['name']}"))["session"]
+            assert alone | session == alone

@@ -328,12 +328,16 @@ async def test_a_pin_is_obeyed_at_the_next_cold_boundary(
                 await visit.page.wait_for_selector("h1:text-is('Block 1')")
                 await visit.page.click("button:text-is('Pin')")
                 await visit.page.wait_for_selector("text=Pinned by hand")
+                assert "characters that a selection may keep" in await visit.text("main .notice")
                 assert await visit.page.get_attribute("button:text-is('Pin')", "aria-pressed") == "true"
                 assert "unique_alpha" not in await send([*history, user("warm [[= ok]]")], after_s=5), "cache is warm"
                 history += [user("warm [[= ok]]"), {"role": "assistant", "content": "ok"}]
                 assert "unique_alpha" in await send([*history, user("Cold [[= ok]]")], after_s=LUNCH_S)
                 await visit.page.goto(visit.page.url.replace("/block/1", "/turn/6"))
-                await visit.page.wait_for_selector("text=pinned by hand", timeout=DEADLINE_MS)
+                await visit.page.wait_for_selector("text=protected: pinned by hand", timeout=DEADLINE_MS)
+                assert "your pins and protected blocks exceed the budget" in await visit.text()
+                assert await visit.page.locator(".bar .limit").count() == 1 and "exceeded by" in await visit.text()
+                assert "saved by the provider's count" in (await visit.text()).lower()
                 await visit.page.goto(visit.page.url.replace("/turn/6", "/block/0"))
                 await visit.page.wait_for_selector("h1:text-is('Block 0')")
                 assert await visit.page.is_disabled("button:text-is('Mute')"), "a user's words are protected"
@@ -434,13 +438,27 @@ async def test_an_archive_without_sessions_says_how_to_begin(
         await visit.page.wait_for_selector("text=No exchange yet.")
 
 
+async def test_a_proxy_on_an_archive_in_use_says_on_every_page_that_it_records_nothing(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    async with (
+        visiting(browser, recorded, tmp_path) as first,
+        visiting(browser, recorded, tmp_path, in_use=True) as second,
+    ):
+        for view in ("sessions", "savings", f"session/{recorded.names[CODING]}"):
+            await second.to(view)
+            assert "is in use by another recap process" in await second.text("#problem")
+        await first.to("sessions")
+        assert not await first.page.is_visible("#problem")
+
+
 async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:
     """It took over the colour, the outline and what was sent of a wide block beside it."""
     blocks = {
         "ordinal": [0, 1, 2], "kind": ["user", "tools", "tools"], "label": ["", "", ""], "tokens": [1, 50_000, 50_000],
-        "outlined": [True, False, False], "mark": [None, None, None],
+        "outline": ["user", None, None], "mark": [None, None, None],
     }  # fmt: skip
     row = {"turn": 1, "reason": None, "blocks": [[0, 2]], "left_out": [[1, 1]], "sizes": [[], []], "density": [[], []]}
     async with visiting(browser, recorded, tmp_path, bypass_csp=True) as visit:

@@ -10,7 +10,17 @@ import pytest
 
 from graphstore.records import ExchangeRow
 from graphstore.store.report import Tokens
-from proxy.ledger import MILLION, Entry, Price, Totals, entries, price_of, provider_tokens_per_ours, total
+from proxy.ledger import (
+    MILLION,
+    Entry,
+    Price,
+    Totals,
+    entries,
+    newly_removed,
+    price_of,
+    provider_tokens_per_ours,
+    total,
+)
 from tests.graphstore.store.history import START, exchange_row
 
 IDLE_S = 3600.0
@@ -257,3 +267,24 @@ def test_what_the_cache_would_have_served_is_weighed_by_how_surely_it_was_warm()
         for q in (1.0, 0.5, 0.0)
     )
     assert (sure, half, gone) == (1000, 500, 0)
+
+
+def test_reasoning_that_was_removed_counts_once_however_often_it_is_reported() -> None:
+    """An answer names every item that its request lost; refusals, side requests and answers cut short name none."""
+    session = Session()
+    for transformations in (0, 2, 2):
+        session.ask(1000, 1000, 0, transformations=transformations)
+    session.ask(1000, None, None, status=502)
+    session.ask(1000, 1000, 0, outcome="side")
+    session.ask(1000, 1000, 0, transformations=5)
+    session.ask(1000, 1000, 0, transformations=1)
+    session.ask(1000, 1000, 0, transformations=2)
+    assert newly_removed(session.rows) == {1: 0, 2: 2, 3: 0, 6: 3, 7: 0, 8: 1}
+
+
+def test_a_branch_does_not_count_what_its_parent_had_lost() -> None:
+    session = Session()
+    for transformations in (3, 3, 4):
+        session.ask(1000, 1000, 0, transformations=transformations)
+    removed = newly_removed(session.rows[1:], lead=session.rows[:1])
+    assert [removed[row.id] for row in session.rows[1:]] == [0, 1]

@@ -62,6 +62,18 @@ async def test_it_is_started_again_with_growing_pauses() -> None:
     assert sleeps.lengths == [*PAUSES_S, PAUSES_S[-1], PAUSES_S[-1]]
 
 
+async def test_no_worker_starts_while_the_archive_is_another_proxys() -> None:
+    ready = asyncio.Event()
+    supervisor = Supervisor(WAITS_FOR_STDIN, os.environ, clock=lambda: 0.0, sleep=Sleeps(1))
+    supervisor.start(ready.wait())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert supervisor.pid is None
+    ready.set()
+    await until(lambda: supervisor.pid is not None)
+    await supervisor.stop()
+
+
 async def test_a_worker_that_ran_well_starts_at_once() -> None:
     times = iter(range(0, 10_000, int(STEADY_S)))
     sleeps = Sleeps(3)

@@ -221,5 +221,5 @@ async def test_health_tells_what_runs_here() -> None:
         "ok",
         "http://127.0.0.1:9/v1",
         "off",
-        {"queue": 0},
+        {"state": "ok", "queue": 0},
     )

@@ -329,6 +329,16 @@ def test_a_file_that_only_ends_in_gguf(tmp_path: Path, monkeypatch: pytest.Monke
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]  # nothing half made is left
 
 
+def test_a_conversion_draws_no_bar_into_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import modeling_gguf_pytorch_utils
+
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(ModelUnavailable):
+        conversion.convert(tmp_path / "model.gguf", tmp_path / "made")
+    assert list(modeling_gguf_pytorch_utils.tqdm(range(3))) == [0, 1, 2]
+    assert capfd.readouterr().err == ""
+
+
 def test_two_processes_may_convert_at_once(tmp_path: Path) -> None:
     """The slower one finds the folder there and leaves it."""
     for name in ("first", "second"):

@@ -1,6 +1,6 @@
 // Elements from values. Text becomes text nodes and nothing else: history is never taken for markup.
 
-import { number } from "./format.js";
+import { duration, number } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "rect", "line", "path", "title", "text", "g"]);
@@ -121,12 +121,25 @@ export function facts(pairs) {
       .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** A bar of parts: [{ name, value, tone }]; its text says the same. */
-export function bar(label, parts, total) {
+/** A bar of parts: [{ name, value, tone }]; its text says the same. `limit`: a line at `total`, which they exceed. */
+export function bar(label, parts, total, { limit = false } = {}) {
   const whole = Math.max(total, parts.reduce((sum, part) => sum + part.value, 0), 1);
   return h("div", { class: "bar", role: "img", "aria-label": `${label}: ${parts.map((p) => `${p.name} ${p.text}`).join(", ")}` },
     parts.filter((part) => part.value > 0).map((part) =>
-      h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })));
+      h("span", { class: `part ${part.tone}`, title: `${part.name}: ${part.text}`, style: { width: `${(100 * part.value) / whole}%` } })),
+    limit && h("i", { class: "limit", style: { left: `${(100 * total) / whole}%` } }));
+}
+
+/** Whether the provider's cache is believed to hold a session still. `coolDown` keeps it true. */
+export const cache = (session) =>
+  ["running", "unknown"].includes(session.cache) ? h("span", { class: `state ${session.cache}` }, session.cache) : h("span", { class: "state", "data-cold-at": session.cold_at });
+
+export function coolDown(root, now) {
+  for (const cell of root.querySelectorAll("[data-cold-at]")) {
+    const left = Number(cell.dataset.coldAt) - now;
+    cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
+    cell.className = `state ${left > 0 ? "warm" : "cold"}`;
+  }
 }
 
 /** How much of a history a request sent, in words and as a bar. */

@@ -9,6 +9,14 @@ export const score = (value) => (value === null || value === undefined ? "–" :
 export const small = (value) => (value === null || value === undefined ? "–" : value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(3)).toString());
 export const money = (value) => (value === null || value === undefined ? "–" : value.toFixed(Math.abs(value) < 1 ? 4 : 2));
 
+/** What some requests saved, of their sums. */
+export function saved(sums) {
+  if (!sums.rewritten) return "nothing, for nothing was left out";
+  if (!sums.with_usage) return "not known: the provider reported no usage";
+  const cost = sums.saved_cost === null ? "" : `, in money ${money(sums.saved_cost)}`;
+  return `about ${number(sums.saved_tokens)} input tokens in ${plural(sums.rewritten, "rewritten request")} (${share(sums.saved_tokens, sums.untouched_input_tokens)})${cost}`;
+}
+
 export function bytes(value) {
   for (const unit of ["B", "kB", "MB"]) {
     if (value < 1000) return `${unit === "B" ? value : value.toFixed(1)} ${unit}`;

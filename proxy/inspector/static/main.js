@@ -11,6 +11,7 @@ import * as turn from "./views/turn.js";
 import * as whatIf from "./views/what_if.js";
 
 const RETRY_MS = 5000; // after the proxy or its archive failed; nothing that happens may say that they are back
+const WARN_MS = 10_000; // a look at the archive
 const REFRESH_MS = 1000; // at most one look a second, however busy the agents are; a view may ask for fewer (everyMs)
 
 // Address -> view. A view exports open(root, parameters) and may return { refresh, close }.
@@ -103,11 +104,22 @@ function changed() {
   timer ??= setTimeout(refresh, opened?.everyMs ?? REFRESH_MS);
 }
 
+/** What is wrong with the archive stands above every view. */
+async function warn({ again = true } = {}) {
+  const known = await self({ again }).catch(() => null);
+  if (known === null) return;
+  const said = document.getElementById("problem");
+  const text = known.problem === null ? "" : `This proxy is not well: ${known.problem}.`;
+  said.hidden = !text;
+  if (said.textContent !== text) said.textContent = text;
+}
+
 window.addEventListener("hashchange", () => go());
 document.addEventListener("visibilitychange", () => again && changed());
 setInterval(() => opened?.tick?.(), 1000);
 
-await self().catch(() => null); // the clock of the proxy, before anything is dated
+await warn({ again: false }); // and the clock of the proxy, before anything is dated
+setInterval(() => document.hidden || warn(), WARN_MS);
 await go();
 follow(changed, (state) => {
   const live = document.getElementById("live");

@@ -26,7 +26,7 @@ export class MapData {
     this.kinds = blocks.kind;
     this.labels = blocks.label;
     this.tokens = blocks.tokens;
-    this.outlined = blocks.outlined;
+    this.outlines = blocks.outline;
     this.marks = blocks.mark;
     this.indexOf = new Map(this.ordinals.map((ordinal, index) => [ordinal, index]));
     this.sums = new Float64Array(this.tokens.length + 1); // tokens of the first so many blocks
@@ -269,22 +269,24 @@ export class SessionMap {
       }
       let best = null;
       let sent = false;
-      let outlined = -1;
+      let outline = null;
       for (let k = i; k <= last; k += 1) {
         const index = row.indexes[k];
         const value = data.strength(row, index);
         if (value !== null && (best === null || value > best)) best = value;
         sent ||= !row.isOut(index);
-        if (outlined < 0 && data.outlined[index]) outlined = index;
+        outline ??= data.outlines[index];
       }
       const width = Math.max(1, end - start - (end - start > 4 ? 1 : 0));
       pen.fillStyle = best === null ? colours.unseen : colours.ramp[Math.min(SHADES - 1, Math.floor(best * SHADES))];
       pen.fillRect(start, y, width, BAND);
-      if (outlined >= 0) {
-        pen.strokeStyle = pen.fillStyle = this.#outline(outlined);
+      if (outline !== null) {
+        pen.strokeStyle = pen.fillStyle = colours[outline];
+        pen.setLineDash(outline === "mute" ? [3, 2] : []);
         pen.lineWidth = 1.5;
         if (width > 3) pen.strokeRect(start + 0.75, y + 0.75, width - 1.5, BAND - 1.5);
         else pen.fillRect(start, y, width, 2);
+        pen.setLineDash([]);
       }
       pen.fillStyle = sent ? colours.sent : colours.out;
       pen.fillRect(start, y + BAND + 1, width, STRIP);
@@ -296,11 +298,6 @@ export class SessionMap {
     pen.font = colours.font;
     pen.fillText(`turn ${row.turn}`, 4, y + BAND - 5);
     if (row.reason !== null) this.#boundary(pen, row.reason, y);
-  }
-
-  #outline(index) {
-    const { colours, data } = this;
-    return data.marks[index] === "pin" ? colours.pin : data.kinds[index] === "user" ? colours.user : colours.edit;
   }
 
   #boundary(pen, reason, y) {
@@ -480,6 +477,6 @@ function palette(canvas, pen) {
     ramp,
     unseen: pen.createPattern(tile, "repeat"),
     font: `12px ${style.fontFamily}`,
-    ...Object.fromEntries(["text", "sent", "out", "cold", "user", "edit", "pin", "focus", "support", "dependent"].map((name) => [name, of(`--${name}`)])),
+    ...Object.fromEntries(["text", "sent", "out", "cold", "user", "edit", "pin", "mute", "focus", "support", "dependent"].map((name) => [name, of(`--${name}`)])),
   };
 }

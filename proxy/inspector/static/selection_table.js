@@ -18,6 +18,7 @@ export function selectionView(name, selection, comparedWith, served) {
   if (!selection.blocks.length) return h("p", { class: "quiet" }, "No history yet: there is nothing to choose from.");
   const { spent } = selection;
   const left = Math.max(0, selection.budget - selection.cost);
+  const over = Math.max(0, selection.cost - selection.budget);
   const parts = [
     ["protected", spent.protected, "protected"], ["packed", spent.packed, "packed"], ["expanded", spent.expanded, "expanded"], ["left", left, "free"],
   ].map(([part, value, tone]) => ({ name: part, value, text: number(value), tone }));
@@ -40,9 +41,10 @@ export function selectionView(name, selection, comparedWith, served) {
   draw();
   const { weights } = selection;
   return h("div", {},
-    h("p", {}, `${served ? "Sent" : "Would send"} ${number(kept)} of ${plural(selection.blocks.length, "history block")}: ${number(selection.cost)} of ${number(selection.total)} characters (${share(selection.cost, selection.total)}), budget ${number(selection.budget)}.`),
-    bar("budget in characters", parts, selection.budget),
-    h("p", { class: "legends" }, parts.map((part) => h("span", { class: "legend" }, h("i", { class: part.tone }), `${part.name} ${part.text}`))),
+    h("p", {}, `${served ? "Sent" : "Would send"} ${number(kept)} of ${plural(selection.blocks.length, "history block")}: ${number(selection.cost)} of ${number(selection.total)} characters (${share(selection.cost, selection.total)}), budget ${number(selection.budget)}${over ? `, exceeded by ${number(over)}` : ""}.`),
+    bar(`budget of ${number(selection.budget)} characters${over ? `, exceeded by ${number(over)}` : ""}`, parts, selection.budget, { limit: over > 0 }),
+    h("p", { class: "legends" }, parts.map((part) => h("span", { class: "legend" }, h("i", { class: part.tone }), `${part.name} ${part.text}`)),
+      over > 0 && h("span", { class: "legend bad" }, h("i", { class: "limit" }), `budget ${number(selection.budget)}, exceeded by ${number(over)}`)),
     h("p", {}, `Against ${comparedWith}: `, h("span", { class: "chips", role: "group", "aria-label": "Show only" }, chips)),
     h("p", { class: "quiet" }, selection.selector === "recap" ? "" : `Selector ${selection.selector}, not recap. `, `Rule ${selection.rule}: score = ${signals(selection.rule)} + ${weights.lam} z(words) + ${weights.eps} explore, less ${weights.kappa} if stale. z: standard deviations from the blocks' mean. Blocks are packed by rank, in characters; one that is larger than what is left is passed over ("did not fit").`),
     h("label", { class: "filter" }, "Filter blocks ", h("input", { type: "search", oninput: (event) => { chosen.text = event.target.value; draw(); } })),

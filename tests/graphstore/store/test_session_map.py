@@ -42,7 +42,7 @@ def test_each_turn_shows_what_stood_in_it_and_what_became_of_it(archive: Archive
     assert [(s.block.ordinal, s.density, s.is_sent) for s in shown.segments(second)] == [
         (0, 0.5, True), (1, None, False), (2, 0.25, True),
     ]  # fmt: skip
-    assert shown.blocks[1].is_outlined and shown.blocks[1].mark == "pin"
+    assert shown.blocks[1].outline == "pin" and shown.blocks[1].mark == "pin"
     assert all(block.tokens > 0 for block in shown.blocks.values())
 
 

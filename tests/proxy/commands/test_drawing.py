@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from graphstore.records import Mark
 from graphstore.store.session_map import MapBlock, MapRow, SessionMap
 from proxy.commands.drawing import RAMP, as_lines, as_svg, strength
 from tests.proxy.commands.conftest import Recap
@@ -103,10 +104,23 @@ def test_the_picture_has_every_block_and_takes_no_text_for_markup() -> None:
     assert titles[1] == "block 1, tools, 30 tokens, not observed, left out: read 1"
     (band, strip), (unseen, out) = (g.findall(f"{SVG}rect") for g in blocks)
     assert (band.get("class"), strip.get("class"), unseen.get("fill"), out.get("class")) == (
-        "marked", "sent", "url(#unseen)", "out",
+        "edit", "sent", "url(#unseen)", "out",
     )  # fmt: skip
     assert float(unseen.get("width", 0)) == pytest.approx(3 * float(band.get("width", 0)), abs=0.02)
     assert len(picture.findall(f"{SVG}line")) == 1, "one cold boundary"
+
+
+def test_a_picture_tells_pinned_muted_user_and_edit_apart() -> None:
+    kinds: tuple[tuple[str, bool, Mark | None], ...] = (
+        ("user", False, None), ("tools", True, None), ("tools", True, "pin"), ("tools", False, "mute"),
+        ("pinned", False, None), ("tools", False, None),
+    )  # fmt: skip
+    blocks = [Drawn(MapBlock(i, kind, "", 1, edit, mark), None, True) for i, (kind, edit, mark) in enumerate(kinds)]
+    picture = ET.fromstring(as_svg(drawn((1, None, tuple(blocks))), "one"))
+    bands = [g.findall(f"{SVG}rect")[0].get("class") for g in picture.findall(f"{SVG}g")]
+    assert bands == ["user", "edit", "pin", "mute", "pin", None]
+    assert [rect.get("class") for rect in picture.findall(f"{SVG}rect")] == ["user", "edit", "pin", "mute"]
+    assert {"user", "edit", "pinned", "muted"} <= {text.text for text in picture.findall(f"{SVG}text")}
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

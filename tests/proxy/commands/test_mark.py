@@ -62,6 +62,34 @@ async def test_a_pinned_block_comes_back_at_the_next_cold_boundary(
     await session.dialogue.close()
 
 
+async def test_a_pin_says_what_it_takes_and_that_nothing_else_fits(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alpha = session.block_of("read alpha.py")
+    with open_reader(session.dialogue.settings.db) as reader:
+        costs = {block.ordinal: block.cost for block, _ in reader.load_blocks(1)}
+    budget = sum(costs.values()) // 20
+    assert session.run("pin", session.name, alpha, "--beta", "0.05") == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"it takes {costs[int(alpha)]:,} of the {budget:,} characters that a selection may keep; ")
+    assert said.endswith(", so that no other block is chosen by its score")
+    assert session.run("pin", session.name, alpha, "--beta", "0.9") == 0
+    assert "no other block" not in capsys.readouterr().out
+    await session.ask("go on")
+    await session.dialogue.conversations.flush()
+    session.run("explain", session.name)
+    assert "your pins and protected blocks exceed the budget" in capsys.readouterr().out
+    await session.dialogue.close()
+
+
+async def test_a_mark_that_was_not_there_is_not_taken_away(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert session.run("unpin", session.name, "1") == 0
+    assert "block 1" in (said := capsys.readouterr().out) and "had no mark" in said and "again" not in said
+    await session.dialogue.close()
+
+
 async def test_a_mark_that_nothing_heeds_promises_nothing(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert session.run("pin", session.name, "1", "--mode", "off") == 0
     assert "is pinned, without effect for now: the mode is off" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphstore.store.archive import open_reader
-from proxy.commands.text import LINE_CHARS, duration, table
+from proxy.commands.text import LINE_CHARS, duration, fitted, table
 from tests.proxy.commands.conftest import HISTORY, REQUEST, Recap, build, newest_name
 from tests.proxy.dialogue import LUNCH_S, Dialogue, said, turn, user
 
@@ -124,6 +124,30 @@ def test_a_table_that_is_too_wide_is_cut_where_there_is_text() -> None:
     assert max(map(len, lines)) <= LINE_CHARS and "123456" in lines[2] and "x" * 90 in lines[2]
 
 
+def test_a_table_uses_a_wide_terminal_and_cuts_its_widest_texts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("kept", "because " * 20, 123_456, "what it says " * 20)]
+    for columns in ("160", "200", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = table(("", "why", "tokens", "what"), rows, right=("tokens",)).splitlines()
+        assert len(lines[1]) == max(LINE_CHARS, int(columns) - 2)
+        why, what = (len(rule) for rule in lines[1].split()[1::2])
+        assert abs(why - what) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "chars", "fits"),
+    [
+        ("read proxy/dialects/content.py", 30, "read proxy/dialects/content.py"),
+        ("read proxy/dialects/content.py", 28, "read …/dialects/content.py"),
+        ("read /home/user/app/a.py, read proxy/b/c.py", 29, "read …/a.py, read …/b/c.py"),
+        ("grep x a/b.py", 12, "grep x …/b.…"),
+        ("protected: latest edit of a_long_name.py", 20, "protected: latest e…"),
+    ],
+)
+def test_a_path_that_is_too_long_loses_its_beginning(text: str, chars: int, fits: str) -> None:
+    assert fitted(text, chars) == fits and len(fits) <= chars
+
+
 def test_explain_of_a_query_sees_the_whole_history_and_its_words(recap: Recap, name: str) -> None:
     """The last request and its answer are history by the time that the next request comes."""
     shown = recap("explain", name, "--query", "what of unique_alpha?", "--beta", "0.6")
@@ -205,6 +229,29 @@ def test_sealed_reasoning_is_no_empty_chat_message_and_no_name_of_a_block(recap:
     assert [message["role"] for message in chat] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
     raw = [json.loads(line) for line in recap("export", "--raw", name, "--db", database).lines]
     assert raw[: len(REASONED)] == REASONED
+
+
+async def parallel(folder: Path) -> str:
+    dialogue = Dialogue(folder, dialect="responses")
+    calls = [
+        {
+            "type": "function_call",
+            "call_id": f"c{i}",
+            "name": "read",
+            "arguments": json.dumps({"path": f"{'ab'[i]}.py"}),
+        }
+        for i in range(2)
+    ]
+    results = [{"type": "function_call_output", "call_id": f"c{i}", "output": "text"} for i in range(2)]
+    await dialogue.send([user("Read both"), *calls, *results, user("Thanks")])
+    await dialogue.close()
+    return dialogue.settings.db
+
+
+def test_a_block_of_parallel_calls_is_named_by_all_of_them(tmp_path: Path) -> None:
+    with open_reader(asyncio.run(parallel(tmp_path))) as reader:
+        labels = [block.label for block, _ in reader.load_blocks(reader.list_sessions()[0].id)]
+    assert labels == ["Read both", "read a.py, read b.py", "Thanks"]
 
 
 def test_verify_finds_what_was_changed_by_hand(recap: Recap, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from graphstore.blocks import Message, cut_blocks
 from proxy.dialects.base import ParsedRequest, UnreadableRequest
 from proxy.dialects.chat import ChatDialect
+from proxy.dialects.content import CALLS_CHARS
 
 CHAT = ChatDialect()
 WIRE = Path(__file__).parents[2] / "wire"
@@ -164,6 +165,12 @@ def test_equal_bytes_have_equal_digests_wherever_they_stand() -> None:
         ({"role": "user", "content": "x" * 200}, "x" * 79 + "…"),
         (calls(call(name="read", arguments='{"limit": 3, "filePath": "src/a.py"}')), "read src/a.py"),
         (calls(call(name="bash", arguments='{"description": "d", "command": "ls -l"}'), call()), "bash ls -l, f"),
+        (
+            calls(call(name="read", arguments='{"path": "a"}'), call(name="read", arguments='{"path": "b"}')),
+            "read a, read b",
+        ),
+        (calls(call(name="grep", arguments='{"path": "src", "pattern": "def  f"}')), "grep def f src"),
+        (calls(call(name="grep", arguments='{"pattern": "x", "output_mode": "content"}')), "grep x"),
         (calls(call(name="bash", arguments='{"command": ["git", "log"]}')), "bash git log"),
         (calls(call(name="bash", arguments="{broken")), "bash {broken"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "(user)"),
@@ -266,7 +273,7 @@ HOSTILE = [
 def test_a_hostile_message_is_read_without_raising(raw: bytes) -> None:
     message = CHAT.parse_message(raw)
     assert message.cost >= 0
-    assert "\n" not in CHAT.label(raw) and len(CHAT.label(raw)) <= 80
+    assert "\n" not in CHAT.label(raw) and len(CHAT.label(raw)) <= CALLS_CHARS
     for text in (CHAT.message_text(raw), CHAT.call_text(raw), CHAT.label(raw), *message.calls):
         text.encode()
     if raw.startswith(b"{") and raw.endswith(b"}"):

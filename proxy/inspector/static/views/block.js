@@ -12,10 +12,12 @@ export async function open(root, name, ordinal) {
   const text = h("section");
   const watched = new Watched(address);
   let said = "";
+  let current = null;
 
   async function refresh() {
     const block = await watched.next();
     if (block === null) return;
+    current = block;
     fill(head, top(block, mark));
     const says = JSON.stringify([block.messages, block.earlier]);
     if (says !== said) fill(text, messages(block.messages), block.earlier.map(former)); // what somebody reads stays where it is
@@ -26,7 +28,8 @@ export async function open(root, name, ordinal) {
     try {
       const { unheeded } = await post(`${address}/mark`, { mark: wanted });
       await refresh();
-      say(`${{ pin: "Pinned", mute: "Muted" }[wanted] ?? "The mark is taken away"}: ${effect(wanted, unheeded)}.`);
+      const takes = wanted === "pin" && current.pin_takes ? ` It ${current.pin_takes}.` : "";
+      say(`${{ pin: "Pinned", mute: "Muted" }[wanted] ?? "The mark is taken away"}: ${effect(wanted, unheeded)}.${takes}`);
     } catch (error) {
       say(error.message);
     }
@@ -58,11 +61,11 @@ function top(block, mark) {
       toggle("mute", "Mute", block.protected ? `it is protected (${block.protected}) and cannot be muted` : "never choose it for its score, nor because another one uses it"),
       h("button", { type: "button", onclick: () => copy(block) }, "Copy text"),
       h("button", { type: "button", onclick: () => download(block) }, "Download JSON")),
-    block.mark && h("p", { class: "notice" }, `${block.mark === "pin" ? "Pinned" : "Muted"} by hand: ${effect(block.mark, block.unheeded)}.`),
+    block.mark && h("p", { class: "notice" }, `${block.mark === "pin" ? "Pinned" : "Muted"} by hand: ${effect(block.mark, block.unheeded)}.${block.mark === "pin" && block.pin_takes ? ` It ${block.pin_takes}.` : ""}`),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "What is known of it"), facts([
         ["kind", block.kind], ["size", `${plural(block.tokens ?? 0, "token")}, ${plural(block.chars, "character")}`],
-        ["edits", block.edits.join(", ")], ["protected", block.protected],
+        ["edits", block.edits.join(", ")], ["protected", block.protected], ["a pin of it", block.mark === "pin" ? null : block.pin_takes],
         ["latest selection", block.verdict && `${block.verdict.kept ? `${block.verdict.rule}: ` : ""}${block.verdict.detail || block.verdict.rule}`],
         ["importance u", block.u === null ? "not observed yet" : `${small(block.u)}${block.stale ? ", stale: later edits or results replaced it" : ""} (rule ${block.rule})`],
         ["sent in turns", ranges(block.served.sent) || "none"], ["left out in turns", ranges(block.served.left_out) || "none"],

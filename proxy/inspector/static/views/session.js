@@ -1,8 +1,8 @@
 // One session: how it stands, its map, its turns.
 
 import { Watched, now, path } from "../api.js";
-import { facts, fill, h, sizes, table } from "../dom.js";
-import { duration, moment, number, plural, share, small } from "../format.js";
+import { cache, coolDown, facts, fill, h, sizes, table } from "../dom.js";
+import { moment, number, plural, saved, share, small } from "../format.js";
 import { MapData, SessionMap } from "../map.js";
 
 const RETRY_MS = 5000;
@@ -72,13 +72,7 @@ export async function open(root, name) {
     }
   }
 
-  function tick() {
-    const cell = head.querySelector("[data-cold-at]");
-    if (!cell) return;
-    const left = Number(cell.dataset.coldAt) - now();
-    cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
-    cell.className = `state ${left > 0 ? "warm" : "cold"}`;
-  }
+  const tick = () => coolDown(head, now());
 
   await refresh();
   return { refresh, tick, close: () => { closed = true; clearTimeout(retry); map.close(); }, shown: () => map.layout() };
@@ -90,15 +84,17 @@ function top(session) {
     h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", session.name),
     h("h1", { tabindex: "-1" }, session.title || session.name),
     session.state !== "normal" && h("p", { class: "notice bad" }, `${session.state}: ${session.state_reason ?? "the mode is off: selections are recorded and not sent"}`),
+    session.problem && h("p", { class: "notice bad" }, `The last request failed: ${session.problem}`),
     session.cache_fall && h("p", { class: "notice bad" }, session.cache_fall),
     removed > 0 && h("p", { class: "notice" }, `The provider removed ${plural(removed, "reasoning item")} whose history had changed.`),
     facts([
       ["client", session.client], ["model", session.model], ["upstream", session.upstream],
       ["turns", `${number(session.turns)}, ${plural(session.requests, "request")}`],
       ["last active", moment(session.last_active_at)],
-      ["provider's cache", session.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { "data-cold-at": session.cold_at })],
+      ["provider's cache", cache(session)],
       ["latest request", `${number(session.tokens_sent)} of ${number(session.tokens_full)} tokens sent`],
       ["cached share", share(session.cached_tokens, session.input_tokens)],
+      ["saved by the provider's count", saved(session.savings)],
       ["branch of", session.parent && h("a", { href: `#/session/${path(session.parent)}` }, session.parent)],
     ]),
     h("p", { class: "quiet" }, session.attention),
@@ -115,9 +111,10 @@ function lines(name, turns) {
     { name: "boundary", cell: (row) => [row.running && h("span", { class: "state running" }, "running"), row.boundary === "cold" ? h("span", { class: "state cold" }, "cold") : row.boundary === "warm" ? "warm" : "left alone", h("span", { class: "quiet below" }, row.reason)] },
     { name: "sent", title: "tokens of the turn's last request, as sent and as the client sent it (o200k)", cell: sizes },
     { name: "left out", right: true, cell: (row) => (row.blocks_left_out ? `${number(row.blocks_left_out)} of ${plural(row.blocks, "block")}` : "nothing") },
-    { name: "requests", right: true, cell: (row) => [number(row.requests), row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
+    { name: "requests", right: true, cell: (row) => [number(row.requests), " ", row.errors > 0 && h("span", { class: "state bad" }, plural(row.errors, "error"))] },
     { name: "input", right: true, title: "input tokens by the provider", cell: (row) => number(row.input_tokens) },
     { name: "cached", right: true, cell: (row) => share(row.cached_tokens, row.input_tokens) },
+    { name: "saved", right: true, title: "input tokens by the provider's count, about: what was left out of the turn's requests", cell: (row) => number(row.saved_tokens) },
     { name: "attention", cell: (row) => h("span", { class: "quiet" }, row.replay ?? "–") },
   ], newest, { step: 100, key: (row) => row.turn });
 }
@@ -125,7 +122,7 @@ function lines(name, turns) {
 function legend() {
   const item = (tone, text) => h("span", { class: "legend" }, h("i", { class: tone }), text);
   return h("p", { class: "legends" }, "width: tokens ", h("span", { class: "legend" }, h("i", { class: "ramp" }), "attention a token"),
-    item("unseen", "not observed"), item("line-user", "user"), item("line-edit", "edit"), item("line-pin", "pinned"),
+    item("unseen", "not observed"), item("line-user", "user"), item("line-edit", "edit"), item("line-pin", "pinned"), item("line-mute", "muted"),
     item("sent", "sent"), item("out", "left out"), item("arc", "it uses"), item("arc-back", "uses it"));
 }
 

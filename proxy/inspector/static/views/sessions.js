@@ -1,8 +1,8 @@
 // All sessions at a glance, and a search over what was said in them.
 
 import { Watched, get, now, path } from "../api.js";
-import { fill, h, sizes, table } from "../dom.js";
-import { duration, moment, number, plural, share } from "../format.js";
+import { cache, coolDown, fill, h, sizes, table } from "../dom.js";
+import { moment, number, plural, share } from "../format.js";
 
 const SEARCH_AFTER_MS = 350;
 
@@ -47,13 +47,7 @@ export async function open(root) {
     if (wanted === input.value.trim()) fill(found, hits(wanted, answer));
   }
 
-  function tick() {
-    for (const cell of list.querySelectorAll("[data-cold-at]")) {
-      const left = Number(cell.dataset.coldAt) - now();
-      cell.textContent = left > 0 ? `warm, ${duration(left)} left` : "cold";
-      cell.className = `state ${left > 0 ? "warm" : "cold"}`;
-    }
-  }
+  const tick = () => coolDown(list, now());
 
   input.addEventListener("input", () => {
     draw();
@@ -83,9 +77,8 @@ function show(rows) {
     { name: "turns", right: true, cell: (row) => [number(row.turns), h("span", { class: "quiet below" }, plural(row.requests, "request"))] },
     { name: "sent of full", title: "tokens of the latest request, as sent and as the client sent it (o200k)", cell: (row) => sizes(row) },
     { name: "cached", right: true, title: "share of the input tokens that the provider's cache served", cell: (row) => share(row.cached_tokens, row.input_tokens) },
-    { name: "cache", title: "whether the provider's cache is believed to hold the session still", cell: (row) =>
-      row.cache === "running" ? h("span", { class: "state running" }, "running") : h("span", { class: "state", "data-cold-at": row.cold_at }) },
-    { name: "state", cell: (row) => row.state === "normal" ? "normal" : h("span", { class: "state bad", title: row.state_reason }, row.state, row.state_reason && h("span", { class: "quiet below" }, short(row.state_reason))) },
+    { name: "cache", title: "whether the provider's cache is believed to hold the session still", cell: cache },
+    { name: "state", cell: (row) => [row.problem && h("span", { class: "state bad", title: row.problem }, "failed", h("span", { class: "quiet below" }, short(row.problem))), row.state === "normal" ? !row.problem && "normal" : h("span", { class: "state bad", title: row.state_reason }, row.state, row.state_reason && h("span", { class: "quiet below" }, short(row.state_reason)))] },
     { name: "last active", cell: (row) => h("time", { datetime: new Date(1000 * row.last_active_at).toISOString() }, moment(row.last_active_at)) },
   ], rows, { step: 100, key: (row) => row.name, empty: "No session has this in its title, model or client; what was said is searched above." });
 }

@@ -2,7 +2,7 @@
 
 import { Watched, now, path } from "../api.js";
 import { bar, facts, fill, h, table } from "../dom.js";
-import { bytes, duration, moment, number, plural, share } from "../format.js";
+import { bytes, duration, moment, number, plural, saved, share } from "../format.js";
 import { selectionView } from "../selection_table.js";
 
 const BOUNDARIES = { cold: "cold", warm: "warm", step: "left alone", none: "left alone" };
@@ -46,7 +46,7 @@ function top(turn) {
       facts([
         ["mode now", known.mode], ["history", `${plural(known.history_blocks, "block")}, ${number(known.history_chars)} characters`],
         ["pause before it", known.idle_s === null ? null : duration(known.idle_s)], ["cold after, now", duration(known.idle_after_s)],
-        ["against the history before", known.outcome],
+        ["against the history before", known.outcome], ["saved by the provider's count", saved(turn.savings)],
       ])),
   ];
 }
