@@ -139,7 +139,7 @@ def test_a_table_uses_a_wide_terminal_and_cuts_its_widest_texts_alike(monkeypatc
     [
         ("read proxy/dialects/content.py", 30, "read proxy/dialects/content.py"),
         ("read proxy/dialects/content.py", 28, "read …/dialects/content.py"),
-        ("read /home/user/app/a.py, read proxy/b/c.py", 29, "read …/a.py, read …/b/c.py"),
+        ("read /etc/app/a.py, read proxy/b/c.py", 29, "read …/a.py, read …/b/c.py"),
         ("grep x a/b.py", 12, "grep x …/b.…"),
         ("protected: latest edit of a_long_name.py", 20, "protected: latest e…"),
     ],
