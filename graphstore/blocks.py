@@ -12,6 +12,8 @@ from typing import Literal
 Role = Literal["instruction", "user", "assistant", "call", "output", "reasoning", "other"]
 BlockKind = Literal["user", "tools", "assistant", "pinned"]
 
+NEWEST_STEPS = 3  # tool blocks of the running turn that stay whatever happens, as in providers' own clearing of results
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -40,7 +42,7 @@ class Block:
     edits: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)  # no slots: `turn_start` is asked for once a block
+@dataclass(frozen=True)  # no slots: what is cached is asked for once a block
 class Cut:
     """Blocks in chronological order of their first message.
 
@@ -63,6 +65,24 @@ class Cut:
             start -= 1
         request = self.blocks[start].messages[0] if self.blocks else 0
         return next((i for i, block in enumerate(self.blocks[:start]) if block.messages[-1] > request), start)
+
+    @property
+    def request(self) -> int | None:
+        """Index of the newest user block: what the agent works on."""
+        return next((i for i in range(len(self.blocks) - 1, -1, -1) if self.blocks[i].kind == "user"), None)
+
+    @cached_property
+    def steps_start(self) -> int:
+        """Index of the first of the current turn's newest steps, `turn_start` while it has no older ones.
+
+        What stands between `turn_start` and here is done with: it ends before the newest steps begin.
+        """
+        steps = [i for i in range(self.turn_start, len(self.blocks)) if self.blocks[i].kind == "tools"]
+        if self.request is None or len(steps) <= NEWEST_STEPS:
+            return self.turn_start
+        start = steps[-NEWEST_STEPS]
+        newest = self.blocks[start].messages[0]
+        return next((i for i, block in enumerate(self.blocks[:start]) if block.messages[-1] > newest), start)
 
     def _adjoining_users(self, index: int) -> bool:
         before, block = self.blocks[index - 1], self.blocks[index]

@@ -4,6 +4,7 @@ A pure function of values: it knows no messages, no text and no clock. `select` 
 and explains it, block by block, when asked.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ OVERPINNED = "your pins and protected blocks exceed the budget"
 CAPPED = "request cap"
 UNCAPPABLE = "request cap cannot be met: everything is sent"
 AGAIN = "part of the current turn again"
+INTO_TURN = "into_turn"  # in the parameters of a selection under pressure
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,12 @@ class Selection:
         reason: str,
         parameters: Parameters,
         notice: bool,
+        into_turn: int | None = None,
     ) -> SelectionRow:
-        """The row that the archive keeps. `reason` says why the context may be selected anew."""
+        """The row that the archive keeps. `reason` says why the context may be selected anew; `into_turn` is the
+        ordinal of the request whose own older steps were chosen from, too.
+        """
+        turn_too = {} if into_turn is None else {INTO_TURN: into_turn}
         return SelectionRow(
             id=id,
             session_id=session_id,
@@ -159,7 +165,7 @@ class Selection:
             created_at=created_at,
             applied=applied,
             reason=reason,
-            parameters=parameters.to_json(rule=self.rule, selector=self.selector),
+            parameters=parameters.to_json(rule=self.rule, selector=self.selector, **turn_too),
             budget=self.budget,
             cost=self.cost,
             protected_cost=self.protected_cost,
@@ -247,6 +253,12 @@ def select(
 def budget_of(total: int, parameters: Parameters, selector: Selector = RECAP) -> int:
     """B of a history of so many characters."""
     return int(parameters.beta * total + ROUNDING) if selector.is_bounded else total
+
+
+def turn_reached_into(row: SelectionRow) -> int | None:
+    """Ordinal of the request whose turn was under way when this selection chose from its older steps as well."""
+    ordinal = json.loads(row.parameters).get(INTO_TURN)
+    return ordinal if isinstance(ordinal, int) else None
 
 
 def narrowed(row: SelectionRow, costs: Mapping[int, int], left_out: frozenset[int]) -> SelectionRow:

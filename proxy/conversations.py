@@ -33,8 +33,9 @@ from proxy.economics.warmth import WarmthBook
 from proxy.encodings import Undecodable, decode_body
 from proxy.keeping import Keeper
 from proxy.observers import Observers
-from proxy.planning import Clock, Draft, Planner
-from proxy.ports import Arrival, Headers, Observer, Plan
+from proxy.overflow import Overflow, overflow_of
+from proxy.planning import Clock, Draft, Planner, Shortened
+from proxy.ports import Arrival, Headers, Observer, Plan, Shorter
 from proxy.recorder import Recorder
 from proxy.sessions import NeedsDisk, Session
 from proxy.settings import Settings, profiles_of
@@ -117,6 +118,7 @@ def policy_of(settings: Settings) -> Policy:
         idle_after_s=settings.idle_after,
         min_history_tokens=settings.min_history_tokens,
         context_window_tokens=settings.context_window_tokens,
+        pressure=settings.pressure,
     )
 
 
@@ -275,6 +277,45 @@ class ArchivedConversations:
             "retention": self.keeper.health(),
         }
 
+    async def shorten(self, exchange: "_Exchange", status: int, headers: Headers, body: bytes) -> Shorter | None:
+        """See `ports.Exchange.shorter`."""
+        overflow = overflow_of(status, _plain(headers, body) or b"")
+        if overflow is None:
+            return None
+        draft = exchange.draft
+        if draft is None:
+            return Shorter(None)
+        job = self._start(self._shorten(draft, status, overflow))
+        try:
+            await asyncio.wait((job,), timeout=ADMIT_DEADLINE_S)
+            shortened = job.result() if job.done() else None
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("shorten.failed path=%s; the refusal stands", exchange.row.path)
+            return Shorter(None)
+        if shortened is None:
+            return Shorter(None)
+        exchange.shortened = shortened
+        return Shorter(shortened.body)
+
+    async def _shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
+        async with self._turn:
+            began = time.perf_counter()
+            shortened = await asyncio.to_thread(self._planner.shorten, draft, status, overflow)
+            self._observer.selected(time.perf_counter() - began)
+            return shortened
+
+    def refused_again(self, draft: Draft, shortened: Shortened) -> None:
+        if self._tasks:
+            self._start(self._restore(draft, shortened))
+        else:
+            self._planner.restore(draft, shortened)
+
+    async def _restore(self, draft: Draft, shortened: Shortened) -> None:
+        async with self._turn:
+            self._planner.restore(draft, shortened)
+
     async def forget(self, what: Forget, *, unless_active_after: float = math.inf) -> Forgotten:
         """Remove sessions from memory and from the archive. Their clients' next requests begin new ones.
 
@@ -362,7 +403,7 @@ class ArchivedConversations:
     def _finished(self, draft: Draft) -> Plan:
         row = self._planner.finish(draft)
         detach = draft.incoming is not None and draft.incoming.parsed.background
-        return Plan(draft.body, _Exchange(self, row, draft.session), detach=detach)
+        return Plan(draft.body, _Exchange(self, row, draft), detach=detach)
 
     def ended(self, exchange: "_Exchange", end: "_End") -> None:
         if self._tasks:
@@ -406,19 +447,31 @@ class _End:
 class _Exchange:
     """`ports.Exchange`: collects on the event loop, hands over when it ends."""
 
-    __slots__ = ("_finished", "_owner", "first_byte_at", "rejection", "row", "session")
+    __slots__ = ("_finished", "_owner", "draft", "first_byte_at", "rejection", "row", "session", "shortened")
 
-    def __init__(self, owner: ArchivedConversations, row: ExchangeRow, session: Session | None) -> None:
+    def __init__(self, owner: ArchivedConversations, row: ExchangeRow, draft: Draft) -> None:
         self._owner = owner
         self._finished = False
         self.row = row
-        self.session = session
+        self.session = draft.session
+        self.draft: Draft | None = draft  # until the answer begins: it holds the request
+        self.shortened: Shortened | None = None
         self.first_byte_at: float | None = None
         self.rejection: str | None = None
 
     def first_byte(self) -> None:
         if self.first_byte_at is None:
             self.first_byte_at = self._owner._clock()
+            self.draft = None
+
+    async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
+        return await self._owner.shorten(self, status, headers, body)
+
+    def refused_again(self, why: str) -> None:
+        if self.shortened is not None and self.draft is not None:
+            self._owner.refused_again(self.draft, self.shortened)
+            self.row = replace(self.row, error=f"sent again, shorter: {why}")
+            self.shortened = None
 
     def fall_back(self, status: int, body: bytes) -> None:
         text = body[:300].decode("utf-8", "replace")
@@ -433,13 +486,14 @@ class _Exchange:
 
 
 def _row_at_end(exchange: _Exchange, end: _End) -> ExchangeRow:
+    shortened = exchange.shortened
     row = replace(
-        exchange.row,
+        shortened.row if shortened is not None else exchange.row,
         first_byte_at=exchange.first_byte_at,
         ended_at=end.at,
         status=end.status,
         ending=end.ending,
-        error=end.error or exchange.rejection,
+        error=end.error or exchange.rejection or exchange.row.error,
         fell_back=exchange.rejection is not None,
     )
     if exchange.rejection is None:
@@ -455,9 +509,8 @@ def _row_at_end(exchange: _Exchange, end: _End) -> ExchangeRow:
 
 def _stop_rewriting(session: Session, why: str, *, blame: bool) -> None:
     """The original went out instead. Unless that was rejected too, this session is left alone from now on."""
-    session.left_out = frozenset()
+    session.drop_selection()
     session.sent = None
-    session.row = replace(session.row, selection_id=None)
     if blame:
         log.warning("session.pass_through session=%s why=%s", session.row.name, why)
         session.row = replace(session.row, state="pass-through", state_reason=why)
@@ -468,18 +521,25 @@ def _answer(dialect: Dialect, end: _End) -> Answer | None:
     if end.body is None or end.status is None or end.status >= 400:
         return None
     types = [value for name, value in end.headers if name.lower() == b"content-type"]
+    plain = _plain(end.headers, end.body)
+    if plain is None:
+        return None
+    return dialect.parse_answer(plain, types[0].decode("latin-1") if types else "")
+
+
+def _plain(headers: Headers, body: bytes) -> bytes | None:
+    """The decoded body of an answer, None when it cannot be decoded."""
     encodings = [
         coding.strip().lower()
-        for name, value in end.headers
+        for name, value in headers
         if name.lower() == b"content-encoding"
         for coding in value.split(b",")
     ]
     try:
-        plain = decode_body(end.body, encodings, ANSWER_BYTES_MAX)
+        return decode_body(body, encodings, ANSWER_BYTES_MAX)
     except Undecodable as error:
         log.warning("answer.undecodable error=%s", error)
         return None
-    return dialect.parse_answer(plain, types[0].decode("latin-1") if types else "")
 
 
 def _abandon(job: "asyncio.Task[Plan]") -> None:

@@ -43,6 +43,7 @@ class Gateway:
         self._base = settings.upstream
         self._named = settings.upstreams
         self._body_bytes_max = settings.max_body_bytes
+        self._shortens = settings.pressure and settings.mode != "off"
         self._upstream = upstream
         self._conversations = conversations
 
@@ -90,11 +91,19 @@ class Gateway:
         intake = await _read_body(client, self._body_bytes_max)
         plan = await self._plan(client, target, dialect, intake, conversations)
         original = target.outgoing(client, request_headers(client.headers), intake.unchanged())
-        if plan.body is None:
-            await relay(client, self._upstream, original, exchange=plan.exchange, detach=plan.detach)
-            return
-        rewritten = target.outgoing(client, request_headers(client.headers, new_body=plan.body), plan.body)
-        await relay(client, self._upstream, rewritten, original=original, exchange=plan.exchange, detach=plan.detach)
+
+        def made_of(body: bytes) -> Outgoing:
+            return target.outgoing(client, request_headers(client.headers, new_body=body), body)
+
+        await relay(
+            client,
+            self._upstream,
+            original if plan.body is None else made_of(plan.body),
+            original=None if plan.body is None else original,
+            exchange=plan.exchange,
+            detach=plan.detach,
+            shorten=made_of if self._shortens else None,
+        )
 
     async def _plan(
         self,

@@ -6,7 +6,7 @@ The caller runs those in a thread, and sees to it that requests are planned one 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -17,22 +17,23 @@ from graphstore.graph import ContextGraph
 from graphstore.identity import row_id, scope_digest
 from graphstore.parameters import Parameters
 from graphstore.records import BoundaryKind, ExchangeRow, Mark, SelectionRow
-from graphstore.selection import narrowed
+from graphstore.selection import OWED, narrowed
 from graphstore.selectors import Selector
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import load_evidence
 from graphstore.store.report import turn_openings
-from proxy.boundary import Decision, Facts, Policy, decide
+from proxy.boundary import RELIEVED_TO, Decision, Facts, Policy, decide, decide_again
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.economics.outlook import Economics
 from proxy.economics.weighing import CHARS_PER_TOKEN, Weighed, ways_of
 from proxy.holdout import draw
+from proxy.overflow import Overflow, Windows
 from proxy.ports import Arrival
 from proxy.recorder import Recorder, Sent
 from proxy.rewrite import GuardFailure, check_rewritten, render_rewritten
-from proxy.selecting import IdentifierCache, choose
+from proxy.selecting import Choice, IdentifierCache, choose
 from proxy.sessions import Identified, Incoming, Registry, Session, user_runs
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Draft:
     shows_again: bool = False  # ... or leaves out less than the archive says
     body: bytes | None = None  # what to send; None: the client's bytes
     left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
+    sent_before: tuple[bytes, ...] | None = None  # what the request before it sent, as `Session.sent`
 
     @property
     def session(self) -> Session | None:
@@ -71,6 +73,19 @@ class Draft:
     @property
     def must_be_secured(self) -> bool:
         return self.decision.select or self.leaves_new or self.shows_again
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A request selected anew after it was refused, and what its session sent before."""
+
+    row: ExchangeRow
+    body: bytes
+    left_out: frozenset[int]
+    stored: frozenset[int]
+    selection_id: int | None
+    into_turn: int | None
+    unrelieved: int | None
 
 
 class Planner:
@@ -104,6 +119,7 @@ class Planner:
         self._economics = economics
         self._clock = clock
         self._identifiers = IdentifierCache()
+        self._windows = Windows()
         self._exchange_ids = count(ids.exchanges)
         self._selection_ids = count(ids.selections)
         self.registry = Registry(
@@ -158,7 +174,7 @@ class Planner:
             draft.leaves_new = _leaves_new(draft.found, draft.cut, draft.ordinals)
             session = draft.found.session
             draft.shows_again = session.row.selection_id is not None and session.left_out != session.stored
-        draft.decision = decide(draft.facts, self._policy)
+        draft.decision = decide(draft.facts, self._policy_for(draft.incoming))
 
     def secure(self, draft: Draft) -> None:
         """Make durable what may then be left out: a new selection, or new versions of messages left out already.
@@ -173,23 +189,8 @@ class Planner:
 
     def _select(self, draft: Draft) -> bool:
         """False: the present selection stays, for another would not pay."""
-        assert draft.found is not None and draft.incoming is not None
-        session, incoming = draft.found.session, draft.incoming
-        rule, graph, marks = self._evidence(draft)
-        choice = choose(
-            incoming.dialect,
-            incoming.parsed,
-            draft.cut,
-            draft.ordinals,
-            graph,
-            self._parameters,
-            self._identifiers,
-            session=session.row.name,
-            turn=session.row.turns,
-            rule=rule,
-            marks=marks,
-            selector=self._selector,
-        )
+        window = self._policy_for(draft.incoming).context_window_tokens
+        choice, parameters = self._choose(draft, window * CHARS_PER_TOKEN if draft.decision.pressed else None)
         if draft.decision.weigh:
             weighed = self._weigh(draft, choice.left_out)
             boundary: BoundaryKind = "cold" if weighed.pays or weighed.warm < 0.5 else "warm"
@@ -197,8 +198,50 @@ class Planner:
             draft.decision = replace(draft.decision, boundary=boundary, reason=reason, select=weighed.pays)
             if not weighed.pays:
                 return False
-        session.unrelieved = self._is_too_much(draft, choice.left_out)
+        self._adopt(draft, choice, parameters)
+        return True
+
+    def _choose(self, draft: Draft, room_chars: int | None) -> tuple[Choice, Parameters]:
+        """A selection and the parameters that it was made with. `room_chars`: what the window holds, under pressure."""
+        assert draft.found is not None and draft.incoming is not None
+        session, incoming = draft.found.session, draft.incoming
+        rule, graph, marks = self._evidence(draft)
+
+        def chosen(parameters: Parameters) -> Choice:
+            return choose(
+                incoming.dialect,
+                incoming.parsed,
+                draft.cut,
+                draft.ordinals,
+                graph,
+                parameters,
+                self._identifiers,
+                session=session.row.name,
+                turn=session.row.turns,
+                rule=rule,
+                marks=marks,
+                selector=self._selector,
+                into_turn=draft.decision.pressed,
+            )
+
+        if room_chars is not None:
+            least = _cost(incoming.parsed, draft.cut, _expendable(draft.cut))
+            cap = max(min(int(room_chars * RELIEVED_TO), self._parameters.request_cap_chars), least, 1)
+            tight = replace(self._parameters, request_cap_chars=cap)
+            choice = chosen(tight)
+            if not choice.selection.over_cap:
+                return choice, tight
+        return chosen(self._parameters), self._parameters
+
+    def _adopt(self, draft: Draft, choice: Choice, parameters: Parameters) -> None:
+        """Let this selection be the session's, once it is on disk. If that fails the original is sent."""
+        assert draft.found is not None and draft.incoming is not None
+        session, incoming = draft.found.session, draft.incoming
+        session.unrelieved = self._unrelieved(draft, choice.left_out)
         applied = self._policy.mode != "off"
+        reaches = draft.decision.pressed and draft.cut.steps_start > draft.cut.turn_start
+        request = draft.cut.request if reaches else None
+        into_turn = draft.ordinals[request] if request is not None else None
         selection = choice.selection.to_row(
             id=next(self._selection_ids),
             session_id=session.row.id,
@@ -207,19 +250,19 @@ class Planner:
             created_at=incoming.at,
             applied=applied,
             reason=draft.decision.reason,
-            parameters=self._parameters,
+            parameters=parameters,
             notice=self._notice,
+            into_turn=into_turn,
         )
         if applied:
             session.left_out, session.row = choice.left_out, replace(session.row, selection_id=selection.id)
-            session.stored = session.left_out
+            session.stored, session.into_turn = session.left_out, into_turn
             try:
                 self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
-                return True
+                return
         self._save(draft, selection)
-        return True
 
     def _weigh(self, draft: Draft, left_out: frozenset[int]) -> Weighed:
         """The present way against one that leaves out these blocks."""
@@ -242,12 +285,77 @@ class Planner:
         )
         return self._economics.weigh(ways, incoming.upstream, incoming.parsed.model, draft.facts.idle_s or 0, openings)
 
-    def _is_too_much(self, draft: Draft, left_out: frozenset[int]) -> bool:
-        """Whether what this selection sends still exceeds the model's window, if that is known."""
+    def _unrelieved(self, draft: Draft, left_out: frozenset[int]) -> int | None:
+        """Tokens beyond the least possible that this selection sends, when that is still too much for the window."""
         assert draft.incoming is not None
-        parsed, window = draft.incoming.parsed, self._policy.context_window_tokens
-        costs = (block.cost for block, o in zip(draft.cut.blocks, draft.ordinals, strict=True) if o not in left_out)
-        return 0 < window < (sum(costs) + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN
+        parsed, limit = draft.incoming.parsed, self._policy_for(draft.incoming).limit_tokens
+        served = _cost(parsed, draft.cut, _positions(draft.ordinals, left_out)) // CHARS_PER_TOKEN
+        least = _cost(parsed, draft.cut, _expendable(draft.cut)) // CHARS_PER_TOKEN
+        return served - least if 0 < limit < served else None
+
+    def _policy_for(self, incoming: Incoming | None) -> Policy:
+        """With the window that this upstream itself told of, when it is smaller than the one in the settings."""
+        assert incoming is not None
+        known, told = self._policy.context_window_tokens, self._windows.of(incoming.upstream, incoming.parsed.model)
+        return self._policy if told is None or 0 < known <= told else replace(self._policy, context_window_tokens=told)
+
+    # -- a request that was refused for its length ----------------------------------------------------------------
+
+    def shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
+        """Select anew for a request that was refused for its length. None, with nothing changed: no shorter one can be
+        sent, or its session has moved on. Touches the disk.
+        """
+        found, incoming = draft.found, draft.incoming
+        if found is None or incoming is None:
+            return None
+        session = found.session
+        if session.chain is not incoming.chain or session.forgotten:
+            return None
+        sent = _cost(incoming.parsed, draft.cut, _positions(draft.ordinals, session.left_out if draft.body else ()))
+        self._windows.learn(incoming.upstream, incoming.parsed.model, overflow, sent // CHARS_PER_TOKEN)
+        failure = self._archive.writer.failure
+        facts = replace(draft.facts, archive_trouble=str(failure) if failure is not None else None)
+        policy = self._policy_for(incoming)
+        refusal = f"pressure: refused with {status} for its length, {sent // CHARS_PER_TOKEN} tokens by our count"
+        decision = decide_again(facts, policy, refusal)
+        if not decision.select:
+            return None
+        before = (session.left_out, session.stored, session.row.selection_id, session.into_turn, session.unrelieved)
+        again = replace(draft, decision=decision, body=None, left_out=frozenset())
+        room = min(sent, policy.context_window_tokens * CHARS_PER_TOKEN or sent)
+        choice, parameters = self._choose(again, room)
+        if _cost(incoming.parsed, draft.cut, _positions(draft.ordinals, choice.left_out)) >= sent:
+            return None
+        sent_now, session.sent = session.sent, draft.sent_before
+        self._adopt(again, choice, parameters)
+        sent_again = self._render(again, session, incoming)
+        if again.body is None or not again.decision.select:
+            session.sent = sent_now
+            self._go_back(session, *before)
+            return None
+        row = replace(_row(again), prefix_messages=sent_again.prefix_messages, prefix_bytes=sent_again.prefix_bytes)
+        return Shortened(row, again.body, *before)
+
+    def restore(self, draft: Draft, shortened: Shortened) -> None:
+        """That was refused as well: what the session sent before holds, unless it has moved on."""
+        assert draft.session is not None and draft.incoming is not None
+        session, made = draft.session, shortened
+        if session.chain is draft.incoming.chain and session.row.selection_id == made.row.selection_id:
+            session.sent = None
+            self._go_back(session, made.left_out, made.stored, made.selection_id, made.into_turn, made.unrelieved)
+
+    @staticmethod
+    def _go_back(
+        session: Session,
+        left_out: frozenset[int],
+        stored: frozenset[int],
+        selection_id: int | None,
+        into_turn: int | None,
+        unrelieved: int | None,
+    ) -> None:
+        session.left_out, session.stored = left_out, stored
+        session.into_turn, session.unrelieved = into_turn, unrelieved
+        session.row = replace(session.row, selection_id=selection_id)
 
     def _lessened(self, draft: Draft) -> SelectionRow | None:
         """The session's selection over the blocks that stand now, without those that are shown again; None, and no
@@ -256,7 +364,7 @@ class Planner:
         session = draft.found.session
         former = self._archive.reader.load_selection(session.row.selection_id or 0) if session.left_out else None
         if former is None:
-            self._drop_selection(session)
+            session.drop_selection()
             return None
         costs = {ordinal: block.cost for ordinal, block in zip(draft.ordinals, draft.cut.blocks, strict=True)}
         selection = replace(
@@ -289,6 +397,7 @@ class Planner:
             row = _row(draft)
             self._recorder.noted(row)
         else:
+            draft.sent_before = found.session.sent
             sent = Sent(0, 0) if found.outcome == "side" else self._render(draft, found.session, incoming)
             self._move(found, incoming)
             row = replace(_row(draft), prefix_messages=sent.prefix_messages, prefix_bytes=sent.prefix_bytes)
@@ -335,10 +444,9 @@ class Planner:
             )
             if before != now
         )
-        left_out = session.left_out
-        served = (
-            sum(cost for cost, o in zip(costs, ordinals, strict=True) if o not in left_out) if left_out else sum(costs)
-        )
+        served = _cost(parsed, cut, _positions(ordinals, session.left_out)) // CHARS_PER_TOKEN
+        limit = self._policy_for(incoming).limit_tokens
+        least = _cost(parsed, cut, _expendable(cut)) // CHARS_PER_TOKEN if 0 < limit < served else 0
         failure = self._archive.writer.failure
         return Facts(
             held_out=row.arm == "held out",
@@ -349,8 +457,9 @@ class Planner:
             mid_turn=turn_start > 0 and cut.blocks[turn_start - 1].kind == "tools",
             history_blocks=turn_start,
             history_tokens=sum(costs[:turn_start]) // CHARS_PER_TOKEN,
-            served_tokens=(served + len(parsed.instructions) + len(parsed.tools)) // CHARS_PER_TOKEN,
-            unrelieved=session.unrelieved,
+            served_tokens=served,
+            least_tokens=least,
+            unrelieved=session.unrelieved is not None and least + session.unrelieved > limit,
             first_seen=found.outcome == "new",
             in_flight=session.in_flight > 0,
             idle_s=None if found.outcome == "new" else max(0.0, incoming.at - row.last_active_at),
@@ -407,16 +516,11 @@ class Planner:
             return None, frozenset()
         notice = self._dialects[parsed.dialect].render_notice(parsed.notice_role) if self._notice else None
         body = render_rewritten(parsed, left_out, notice)
-        check_rewritten(parsed, body, left_out, notice)
+        check_rewritten(parsed, body, left_out, notice, session.reaches_into_turn(cut, ordinals))
         return body, left_out
 
-    @staticmethod
-    def _drop_selection(session: Session) -> None:
-        session.left_out, session.unrelieved = frozenset(), False
-        session.row = replace(session.row, selection_id=None)
-
     def _keep_original(self, draft: Draft, session: Session, why: str) -> None:
-        self._drop_selection(session)
+        session.drop_selection()
         draft.decision = replace(draft.decision, select=False, reason=f"{draft.decision.reason}; original sent: {why}")
 
     def _settle(self) -> None:
@@ -430,9 +534,28 @@ class Planner:
 
 
 def _show_turn(session: Session, cut: Cut, ordinals: list[int]) -> None:
-    """What belongs to the current turn is sent, and stays: the client went back to it, or a late result reached it."""
+    """What belongs to the current turn is sent, and stays: the client went back to it, or a late result reached it.
+
+    Of a turn that was itself selected from, under pressure, these are the newest steps.
+    """
     if session.left_out:
-        session.left_out = session.left_out.difference(ordinals[cut.turn_start :])
+        end = cut.steps_start if session.reaches_into_turn(cut, ordinals) else cut.turn_start
+        session.left_out = session.left_out.difference(ordinals[end:])
+
+
+def _expendable(cut: Cut) -> frozenset[int]:
+    """Positions of all blocks that may be left out under pressure."""
+    return frozenset(i for i, block in enumerate(cut.blocks[: cut.steps_start]) if block.kind not in OWED)
+
+
+def _positions(ordinals: Sequence[int], left_out: Collection[int]) -> frozenset[int]:
+    return frozenset(i for i, ordinal in enumerate(ordinals) if ordinal in left_out) if left_out else frozenset()
+
+
+def _cost(parsed: ParsedRequest, cut: Cut, left_out: Collection[int]) -> int:
+    """Characters of a request without the blocks at these positions."""
+    costs = (block.cost for i, block in enumerate(cut.blocks) if i not in left_out)
+    return sum(costs) + len(parsed.instructions) + len(parsed.tools)
 
 
 def _leaves_new(found: Identified, cut: Cut, ordinals: list[int]) -> bool:

@@ -30,8 +30,24 @@ class Arrival:
     upstream: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """What to do about a context that is too long: send `body` (plain JSON); None: nothing, the refusal stands."""
+
+    body: bytes | None
+
+
 class Exchange(Protocol):
     """The life of one admitted request. Call `finish` exactly once, whatever happens."""
+
+    async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
+        """The upstream refused the request, and the client knows nothing of it yet. None: not for its length.
+
+        Ask once. `headers` and `body` are the refusal as it came; of a long body the beginning.
+        """
+
+    def refused_again(self, why: str) -> None:
+        """The shorter body had no success either: the client gets the first refusal."""
 
     def first_byte(self) -> None:
         """The first body byte of the response has arrived."""

@@ -38,11 +38,17 @@ def render_rewritten(request: ParsedRequest, left_out: Collection[int], notice: 
     return body[: spans[0][0]] + array + body[ends[-1] :]
 
 
-def check_rewritten(request: ParsedRequest, body: bytes, left_out: Collection[int], notice: bytes | None) -> None:
+def check_rewritten(
+    request: ParsedRequest,
+    body: bytes,
+    left_out: Collection[int],
+    notice: bytes | None,
+    into_turn: bool = False,
+) -> None:
     """Read `body` as the upstream will; raise `GuardFailure` unless it is `request` without whole, expendable blocks.
 
     Pairs complete, order kept, every user and pinned block present, the current turn and everything outside the array
-    untouched.
+    untouched. `into_turn`: under pressure, of the current turn only the newest steps are untouched.
     """
     if not left_out and notice is None:
         _require(body == request.body, "nothing is left out, but the body changed")
@@ -50,13 +56,13 @@ def check_rewritten(request: ParsedRequest, body: bytes, left_out: Collection[in
     _require(request.opaque is None, f"the request is opaque: {request.opaque}")
     cut = cut_blocks(request.messages)
     _require(not cut.open_calls, "a tool call has no result yet")
-    _check_choice(cut, frozenset(left_out))
+    _check_choice(cut, frozenset(left_out), cut.steps_start if into_turn else cut.turn_start)
     _check_bytes(request, body, frozenset(left_out), notice)
     _check_pairs(request, cut, frozenset(left_out))
 
 
-def _check_choice(cut: Cut, left_out: frozenset[int]) -> None:
-    """Only whole blocks of history that may be left out."""
+def _check_choice(cut: Cut, left_out: frozenset[int], end: int) -> None:
+    """Only whole blocks that may be left out, all of them before block `end`."""
     known = {index for block in cut.blocks for index in block.messages}
     _require(left_out <= known, "a message is left out that does not exist")
     for ordinal, block in enumerate(cut.blocks):
@@ -64,7 +70,7 @@ def _check_choice(cut: Cut, left_out: frozenset[int]) -> None:
         if gone:
             _require(len(gone) == len(block.messages), f"block {ordinal} is split")
             _require(block.kind not in ("user", "pinned"), f"block {ordinal} is {block.kind} and must stay")
-            _require(ordinal < cut.turn_start, f"block {ordinal} belongs to the current turn")
+            _require(ordinal < end, f"block {ordinal} belongs to the current turn")
 
 
 def _check_bytes(request: ParsedRequest, body: bytes, left_out: frozenset[int], notice: bytes | None) -> None:

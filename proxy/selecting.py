@@ -94,9 +94,9 @@ def finished_turn(cut: Cut) -> list[Block]:
     return done
 
 
-def history_of(cut: Cut, ordinals: Sequence[int]) -> list[tuple[int, Block]]:
-    """The selectable part: every block before the current turn, with its ordinal."""
-    return list(zip(ordinals, cut.blocks[: cut.turn_start], strict=False))
+def history_of(cut: Cut, ordinals: Sequence[int], end: int) -> list[tuple[int, Block]]:
+    """The selectable part: every block before block `end`, with its ordinal."""
+    return list(zip(ordinals, cut.blocks[:end], strict=False))
 
 
 def choose(
@@ -114,11 +114,21 @@ def choose(
     marks: Mapping[int, Mark] | None = None,
     query: str | None = None,
     selector: Selector = RECAP,
+    into_turn: bool = False,
 ) -> Choice:
-    """Select for the current turn's user text, or for `query` when a person asks what would be kept."""
-    blocks = history_of(cut, ordinals)
+    """Select for the current turn's user text, or for `query` when a person asks what would be kept.
+
+    `into_turn`: the older steps of the current turn can be chosen from as well, and its newest ones are what has been
+    done last.
+    """
+    end = cut.steps_start if into_turn else cut.turn_start
+    blocks = history_of(cut, ordinals, end)
     marks = marks or {}
-    history = [HistoryBlock(o, block.kind, block.cost, block.edits, marks.get(o)) for o, block in blocks]
+    since = {path for block in cut.blocks[end:] for path in block.edits} if into_turn else set()  # edited once more
+    history = [
+        HistoryBlock(o, block.kind, block.cost, tuple(p for p in block.edits if p not in since), marks.get(o))
+        for o, block in blocks
+    ]
     words = cache.index(dialect, request, [block for _, block in blocks], session=session)
     if query is None:
         asked = [i for b in cut.blocks[cut.turn_start :] if b.kind == "user" for i in b.messages]
@@ -127,10 +137,11 @@ def choose(
         cue = identifiers(query)
     past: list[float] = []
     if rule in OF_PAST_USE:
-        used = [i for block in finished_turn(cut) for i in block.messages]
+        steps = [block for block in cut.blocks[end:] if block.kind in AGENT_KINDS]
+        used = [i for block in (steps if into_turn and steps else finished_turn(cut)) for i in block.messages]
         named = cache.of_messages(dialect, request, used) | cache.of_calls(dialect, request, used)
         past = past_use(words, named, [block.cost for block in history])
-    rest = sum(block.cost for block in cut.blocks[cut.turn_start :]) + len(request.instructions) + len(request.tools)
+    rest = sum(block.cost for block in cut.blocks[end:]) + len(request.instructions) + len(request.tools)
     selection = select(
         history,
         words,

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from graphstore.blocks import Cut, Message, cut_blocks, extend_cut
 from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.records import Arm, ExchangeRow, Outcome, SelectionRow, SessionRow
+from graphstore.selection import turn_reached_into
 from proxy.cache_watch import CacheWatch
 from proxy.clients import Caller
 from proxy.dialects.base import Dialect, ParsedRequest
@@ -62,7 +63,8 @@ class Session:
     step: int = 0
     in_flight: int = 0
     has_gap: bool = False  # the archive lost some of this history: it gets all of it with the next request
-    unrelieved: bool = False  # the present selection leaves more than the model's window holds
+    into_turn: int | None = None  # ordinal of the request whose own older steps the present selection leaves out too
+    unrelieved: int | None = None  # tokens that it had to leave in although the window is too small; None: it is not
     queued_turn: int = 0  # the last turn whose end was seen, and which therefore waits for its replay already
     watch: CacheWatch = field(default_factory=CacheWatch)
     ended: ExchangeRow | None = None  # the exchange that ended last, as far as it was seen to end
@@ -74,6 +76,16 @@ class Session:
 
     def follow(self, chain: list[bytes], digests: list[bytes]) -> None:
         self.chain, self.digests = chain, digests
+
+    def drop_selection(self) -> None:
+        """Send everything from now on."""
+        self.left_out, self.into_turn, self.unrelieved = frozenset(), None, None
+        self.row = replace(self.row, selection_id=None)
+
+    def reaches_into_turn(self, cut: Cut, ordinals: Sequence[int]) -> bool:
+        """Whether the turn that is under way is the one whose older steps the present selection may leave out."""
+        request = cut.request if self.into_turn is not None else None
+        return request is not None and ordinals[request] == self.into_turn
 
     def standing(self) -> frozenset[int]:
         """Ordinals of the blocks in the present history, as far as they are numbered."""
@@ -334,6 +346,7 @@ class Registry:
         session.next_ordinal = max(session.ordinals.values(), default=-1) + 1
         if row.selection_id is not None and (selection := self._source.load_selection(row.selection_id)):
             session.left_out = session.stored = frozenset(v.ordinal for v in selection.verdicts if not v.kept)
+            session.into_turn = turn_reached_into(selection)
             named = max((v.ordinal for v in selection.verdicts), default=-1)
             session.next_ordinal = max(session.next_ordinal, named + 1)
         self._keep(session)
@@ -458,8 +471,7 @@ class Registry:
         resent: dict[int, int] = {}
         if outcome == "client compaction":
             resent = _resent(session, former, spoken)
-            session.left_out = frozenset()
-            session.row = replace(session.row, selection_id=None)
+            session.drop_selection()
         session.window = incoming.caller.window
         self._keep(session)
         return Identified(session, outcome, known, resent=resent)
@@ -473,6 +485,7 @@ class Registry:
         session.ordinals = {node: parent.ordinals[node] for node in shared if node in parent.ordinals}
         session.next_ordinal = parent.next_ordinal  # until it has its own selection: that may name any block of it
         session.left_out, session.stored = parent.left_out & session.standing(), parent.stored
+        session.into_turn = parent.into_turn
         session.row = replace(
             session.row,
             last_active_at=parent.row.last_active_at,

@@ -98,8 +98,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 4000
     context_window_tokens: Annotated[
         int,
-        _doc("The model's window. A longer request is selected anew even when the cache is warm. 0: unknown.", ge=0),
+        _doc(
+            "The model's window. A request that comes near it is selected anew even when the cache is warm, see "
+            "`pressure`. 0: unknown, until the provider tells.",
+            ge=0,
+        ),
     ] = 0
+    pressure: Annotated[
+        bool,
+        _doc(
+            "Compact a request that nears the model's window, also in the middle of a turn, and send one that the "
+            "provider refused for its length once more, compacted. On, because it only acts where the request would "
+            "fail otherwise. Without effect in mode `off`."
+        ),
+    ] = True
     request_cap_chars: Annotated[
         int, _doc("A selection never makes a request longer than this many characters.", ge=1)
     ] = 360_000
@@ -215,7 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
 
-SWITCHES = frozenset({"notice", "redact", "attention_offline"})  # flags without a value
+SWITCHES = frozenset({"notice", "pressure", "redact", "attention_offline"})  # flags without a value
 TABLES = frozenset({"prices", "profiles", "upstreams"})
 
 HINTS: Mapping[str, Any] = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from graphstore.records import Ending
-from proxy.ports import Arrival, Headers, Plan
+from proxy.ports import Arrival, Headers, Plan, Shorter
 
 DEADLINE_S = 10.0
 
@@ -21,10 +21,18 @@ class RecordedExchange:
     error: str | None = None
     first_bytes: int = 0
     rejections: list[tuple[int, bytes]] = field(default_factory=list)
+    shortened: bytes | None = None  # what to send instead of a request that was refused for its length
+    failures: list[str] = field(default_factory=list)
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     def first_byte(self) -> None:
         self.first_bytes += 1
+
+    async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
+        return Shorter(self.shortened) if b"context_length_exceeded" in body else None
+
+    def refused_again(self, why: str) -> None:
+        self.failures.append(why)
 
     def fall_back(self, status: int, body: bytes) -> None:
         self.rejections.append((status, body))

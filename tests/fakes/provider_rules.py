@@ -184,6 +184,19 @@ def count_tokens(units: Units) -> int:
     return -(-sum(map(len, units)) // BYTES_PER_TOKEN)
 
 
+def reject_overflow(body: Json, history_field: str, window_tokens: int) -> Json | None:
+    """A prompt that leaves no token of the window for an answer."""
+    tokens = count_tokens(prompt_units(body, history_field))
+    if tokens < window_tokens:
+        return None
+    return error_body(
+        f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
+        "tokens. Please reduce the length of the messages.",
+        param=history_field,
+        code="context_length_exceeded",
+    )
+
+
 @dataclass(slots=True)
 class _Entry:
     units: Units

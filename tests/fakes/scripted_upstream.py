@@ -32,6 +32,7 @@ from tests.fakes.provider_rules import (
     prompt_units,
     reject_body,
     reject_chat,
+    reject_overflow,
     reject_responses,
 )
 from tests.fakes.wire_answers import Reply, ToolForm, Written, response_items, write_chat, write_json, write_responses
@@ -106,7 +107,9 @@ class Received:
 
 
 class ScriptedUpstream:
-    """The server. `clock` drives the simulated cache; `reasons` makes the model think before each step."""
+    """The server. `clock` drives the simulated cache; `reasons` makes the model think before each step; a longer prompt
+    than `window_tokens` is refused.
+    """
 
     def __init__(
         self,
@@ -114,10 +117,12 @@ class ScriptedUpstream:
         clock: Callable[[], float] = time.monotonic,
         cache_ttl_seconds: float = 300.0,
         reasons: bool = True,
+        window_tokens: int | None = None,
     ) -> None:
         self.log: list[Received] = []
         self._clock = clock
         self._reasons = reasons
+        self.window_tokens = window_tokens
         self._cache = PrefixCache(clock, cache_ttl_seconds)
         self._led_to: dict[str, str] = {}
         self._faults: list[tuple[Fault, Callable[[Received], bool]]] = []
@@ -325,6 +330,8 @@ class ScriptedUpstream:
             received.json = None
         history_field = "messages" if dialect == "chat" else "input"
         rejection = reject_body(received.json, history_field) or self._reject_history(received, dialect)
+        if rejection is None and self.window_tokens is not None:
+            rejection = reject_overflow(received.json, history_field, self.window_tokens)
         injected = self._take_fault(received)
         if rejection and (injected is None or injected.status == 200):
             received.rejected = rejection["error"]["message"]

@@ -93,7 +93,7 @@ def test_a_selection_that_does_not_relieve_the_window_is_not_made_again_at_every
     pressed, policy = replace(BUSY, served_tokens=130_000), replace(IDLE, context_window_tokens=128_000)
     helpless = decide(replace(pressed, unrelieved=True), policy)
     assert (helpless.boundary, helpless.select) == ("warm", False)
-    assert "130000 tokens would exceed the window of 128000, and a selection did not help" in helpless.reason
+    assert "130000 tokens for a window of 128000, and a selection did not help" in helpless.reason
     assert decide(replace(pressed, unrelieved=True, idle_s=4000.0), policy).select, "an idle cache is another matter"
     assert "did not help" not in decide(replace(BUSY, unrelieved=True), policy).reason
 

@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "idle_after": ("1.5", 1.5),
     "min_history_tokens": ("1", 1),
     "context_window_tokens": ("128000", 128000),
+    "pressure": ("false", False),
     "request_cap_chars": ("5", 5),
     "notice": ("false", False),
     "image_chars": ("7", 7),
