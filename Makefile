@@ -1,14 +1,17 @@
 # Everything sets itself up: a virtual environment in .venv, for the tests real agents in .agents and a model in .models.
-#   make serve ARGS="--upstream URL"    make test ARGS="-k chat"
+#   make serve ARGS="--upstream URL"    make test ARGS="-k chat"    make eval BASE_URL=URL LLM=NAME
 
 PYTHON ?= python3
 ARGS ?=
 ATTENTION ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
+EVAL := $(BIN)/recap eval
+SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
+SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
 TYPED := -p tests.fakes -p tests.agents -p tests.meta
 
-.PHONY: serve test agents browser attention models bench bench-attention lint format types check clean
+.PHONY: serve test agents browser attention models bench bench-attention eval eval-attention eval-provider lint format types check clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
@@ -23,6 +26,29 @@ bench: $(VENV)/.installed-dev
 
 bench-attention: $(VENV)/.installed-attention
 	$(BIN)/python scripts/bench_attention.py $(ARGS)
+
+# Every study on the sessions of the tests, into eval/ (run it again to go on), then the measured parts of
+# docs/evaluation.md. With BASE_URL and LLM, and the key in OPENAI_API_KEY, that model is asked as well.
+eval: $(VENV)/.installed-dev models
+	$(EVAL) reuse $(SESSIONS) >/dev/null
+	$(EVAL) simulate $(SESSIONS) >/dev/null
+	$(EVAL) modes $(SESSIONS) >/dev/null
+	$(EVAL) compaction $(SESSIONS) >/dev/null
+	@if [ -d $(SMALL) ]; then $(MAKE) --no-print-directory eval-attention; \
+	    else echo "make: there is no small model: what needs it is not measured"; fi
+	$(if $(BASE_URL),@$(MAKE) --no-print-directory eval-provider LLM='$(or $(LLM),$(error BASE_URL needs LLM=NAME))')
+	$(EVAL) report --into docs/evaluation.md
+
+eval-attention: $(VENV)/.installed-dev
+	$(EVAL) reuse $(SESSIONS) --model $(SMALL) --tokens-max 8192 --out eval/attention >/dev/null
+	$(EVAL) concentration $(SESSIONS) --model $(SMALL) --tokens-max 8192 >/dev/null
+	$(EVAL) queries $(SESSIONS) --model $(SMALL) --tokens-max 8192 >/dev/null
+	$(EVAL) costs $(SESSIONS) --model $(SMALL) >/dev/null
+
+PROVIDER = --base-url '$(BASE_URL)' --model '$(LLM)' --out eval/provider
+eval-provider: $(VENV)/.installed-dev
+	$(EVAL) lic $(PROVIDER) $(ARGS) >/dev/null
+	$(EVAL) compaction $(SESSIONS) --family differential $(PROVIDER) >/dev/null
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

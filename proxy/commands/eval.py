@@ -1,15 +1,17 @@
 """recap eval: the evaluation lab. Every study writes rows as JSONL, and Markdown and plots made of them."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from proxy.lab.compaction.suite import STUDY as COMPACTION
 from proxy.lab.concentration import STUDY as CONCENTRATION
 from proxy.lab.costs import STUDY as COSTS
+from proxy.lab.document import write_into
 from proxy.lab.lic import STUDY as LIC
 from proxy.lab.modes import STUDY as MODES
 from proxy.lab.queries import STUDY as QUERIES
-from proxy.lab.results import read_results
+from proxy.lab.results import page_of, read_results
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
@@ -28,6 +30,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _add_common(own)
         own.set_defaults(chosen=study)
     report = studies.add_parser("report", help="draw the tables and plots of all finished studies again")
+    report.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="a document whose marked parts are written instead: docs/evaluation.md",
+    )
     _add_common(report)
     return parser
 
@@ -39,12 +47,15 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.study == "report":
-        print(_report(arguments.out))
+        if arguments.into is None:
+            print(_report(arguments.out))
+        else:
+            _write_into(arguments.into, arguments.out)
         return 0
     study: Study = arguments.chosen
     results = study.run(arguments, settings)
     page = study.render(results, arguments.out)
-    (arguments.out / f"{study.name}.md").write_text(page, encoding="utf-8")
+    page_of(results.path).write_text(page, encoding="utf-8")
     print(page)
     return 0
 
@@ -53,3 +64,8 @@ def _report(folder: Path) -> str:
     """The pages of all studies that have results, in one."""
     done = [study for study in STUDIES if (folder / f"{study.name}.jsonl").is_file()]
     return "\n".join(study.render(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)
+
+
+def _write_into(document: Path, folder: Path) -> None:
+    for mark in write_into(document, folder, {study.name: study for study in STUDIES}):
+        print(f"{document}: {mark} is left as it is: {folder / mark.file} is no finished run", file=sys.stderr)

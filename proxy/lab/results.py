@@ -41,6 +41,7 @@ def open_results(path: Path, about: Row) -> Results:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.stat().st_size == 0:
+            page_of(path).unlink(missing_ok=True)
             path.write_text(json.dumps({"about": about}, ensure_ascii=False) + "\n", encoding="utf-8")
             return Results(path, about, [])
     except OSError as error:
@@ -54,6 +55,15 @@ def open_results(path: Path, about: Row) -> Results:
             "delete it to begin anew, or choose another place with --out"
         )
     return Results(path, about, lines[1:])
+
+
+def page_of(path: Path) -> Path:
+    """What is written when a run is finished."""
+    return path.with_suffix(".md")
+
+
+def is_finished(path: Path) -> bool:
+    return path.is_file() and page_of(path).is_file()
 
 
 def read_results(path: Path) -> Results:

@@ -16,6 +16,7 @@ from proxy.settings import Settings
 T = TypeVar("T")
 
 INSTALL = "pip install 'recap-proxy[lab]'"
+MADE_BY = "`recap eval "  # begins the line of a page that says how it was made
 
 
 @dataclass(frozen=True, slots=True)

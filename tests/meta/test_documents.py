@@ -12,6 +12,7 @@ from proxy.cli import COMMANDS
 from proxy.settings import HINTS, env_of
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = "eval"  # of studies: quotes of whatever they read
 NOT_OURS = {".git", ".venv", ".agents", ".models", ".hypothesis", "build", "dist", "node_modules"}
 RECORDED = ("tests/wire/", "tests/data/")  # bytes of others, never edited
 NAMESPACE = "www.w3.org"  # of SVG: nobody is called
@@ -31,7 +32,11 @@ def files() -> list[Path]:
     found = []
     for path in sorted(ROOT.rglob("*")):
         parts = path.relative_to(ROOT).parts
-        if not NOT_OURS.intersection(parts) and not any(p.endswith(("_cache", "__", ".egg-info")) for p in parts):
+        if (
+            parts[0] != RESULTS
+            and not NOT_OURS.intersection(parts)
+            and not any(p.endswith(("_cache", "__", ".egg-info")) for p in parts)
+        ):
             found += [path] if path.is_file() else []
     return found
 
