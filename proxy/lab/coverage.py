@@ -107,8 +107,8 @@ def transitions(
             costs=tuple(block.cost for block in candidates),
             words=tuple(known[block.messages[0]] for block in candidates),
             query=read_identifiers("\n".join(recording.texts[start:request]), reading),
-            finished=_evidence(recording, before, start, reading),
-            future=_evidence(recording, request, end, reading),
+            finished=evidence(recording, before, start, reading),
+            future=evidence(recording, request, end, reading),
             attended=None if observed is None else _attended(candidates, observed, number),
         )
 
@@ -125,7 +125,7 @@ def _attended(candidates: Sequence[Block], observed: Observed, turn: int) -> Att
     )
 
 
-def _evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
+def evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
     """Identifiers of what the agent says, calls and gets back in these messages."""
     own = [i for i in range(start, end) if recording.roles[i] != "user"]
     said = "\n".join([*(recording.texts[i] for i in own), *(recording.calls[i] for i in own)])
