@@ -13,10 +13,12 @@ would break without. Selectors that change text or call a model are no business 
 | `user-messages`       | nothing: what is owed                            | ours                |
 | `clear-tool-results`  | everything but old tool calls with their results | observation masking |
 | `full`                | everything                                       | paper §5.1          |
+
+`oracle` ranks by what will be named. It is no setting: only who has the whole session knows that.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from graphstore.blocks import BlockKind
@@ -24,20 +26,29 @@ from graphstore.blocks import BlockKind
 SelectorName = Literal[
     "recap", "recap-without-graph", "recency", "random", "user-messages", "clear-tool-results", "full"
 ]
-TOOL_BLOCKS_KEPT = 3  # of the newest, by `clear-tool-results`: what providers' own clearing keeps by default
+TOOL_RESULTS_KEPT = 3  # of the newest, by `clear-tool-results`: what providers' own clearing keeps by default
 
 
 def _everything(kinds: Sequence[BlockKind]) -> set[int]:
     return set(range(len(kinds)))
 
 
-def _old_tools(kinds: Sequence[BlockKind]) -> set[int]:
-    return set([position for position, kind in enumerate(kinds) if kind == "tools"][:-TOOL_BLOCKS_KEPT])
+def _tools_before(kept: int) -> Callable[[Sequence[BlockKind]], set[int]]:
+    """Bars all tool blocks but the newest `kept`."""
+
+    def bars(kinds: Sequence[BlockKind]) -> set[int]:
+        tools = [position for position, kind in enumerate(kinds) if kind == "tools"]
+        return set(tools[: max(0, len(tools) - kept)])
+
+    return bars
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """`bars` says which positions of a history, by the kinds of its blocks, are not packed; None: each may be."""
+    """`bars` says which positions of a history, by the kinds of its blocks, are not packed; None: each may be.
+
+    `cue` gives the identifiers that stand in for the request's at the moment of a selection; None: the request's own.
+    """
 
     name: SelectorName
     order: Literal["score", "newest", "draw"] = "score"
@@ -45,6 +56,7 @@ class Selector:
     uses_graph: bool = False  # importance, stale marks, expansion
     protects_edits: bool = False
     is_bounded: bool = True  # by the budget
+    cue: Callable[[], frozenset[str]] | None = None
 
 
 RECAP = Selector("recap", uses_graph=True, protects_edits=True)
@@ -56,7 +68,18 @@ SELECTORS: dict[SelectorName, Selector] = {
         Selector("recency", "newest"),
         Selector("random", "draw"),
         Selector("user-messages", "newest", bars=_everything),
-        Selector("clear-tool-results", "newest", bars=_old_tools, is_bounded=False),
+        Selector("clear-tool-results", "newest", bars=_tools_before(TOOL_RESULTS_KEPT), is_bounded=False),
         Selector("full", "newest", is_bounded=False),
     )
 }
+
+
+def selector_named(name: SelectorName, *, tool_results_kept: int = TOOL_RESULTS_KEPT) -> Selector:
+    """`tool_results_kept`: blocks of calls with their results that `clear-tool-results` leaves."""
+    selector = SELECTORS[name]
+    return replace(selector, bars=_tools_before(tool_results_kept)) if name == "clear-tool-results" else selector
+
+
+def oracle(future: Callable[[], frozenset[str]]) -> Selector:
+    """`recap-without-graph` that knows what will be named, in place of what the request names (paper B.1)."""
+    return replace(SELECTORS["recap-without-graph"], cue=future)

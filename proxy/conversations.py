@@ -17,7 +17,7 @@ from typing import TypeVar
 from graphstore.evidence import Rule
 from graphstore.parameters import Parameters
 from graphstore.records import Ending, ExchangeRow, SessionRow
-from graphstore.selectors import SELECTORS
+from graphstore.selectors import Selector, selector_named
 from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.forget import Forget, Forgotten, with_side_sessions
@@ -52,18 +52,22 @@ ANSWER_BYTES_MAX = 64 << 20  # decoded; larger answers are relayed but not archi
 
 
 def open_conversations(
-    settings: Settings, clock: Clock, observers: Sequence[Observer] = ()
+    settings: Settings, clock: Clock, observers: Sequence[Observer] = (), selector: Selector | None = None
 ) -> "ArchivedConversations | WithoutArchive":
-    """The session logic of these settings. Without a usable archive everything passes through, and health says why."""
+    """The session logic of these settings. Without a usable archive everything passes through, and health says why.
+
+    `selector`: one that no setting names.
+    """
     observer = Observers(observers)
+    selector = selector or selector_for(settings)
     try:
-        return _open(settings, clock, observer)
+        return _open(settings, clock, observer, selector)
     except ArchiveUnavailable as error:
         log.warning("archive.unavailable; requests pass through untouched: %s", error)
-        return WithoutArchive(settings.db, str(error), lambda: _open(settings, clock, observer), clock)
+        return WithoutArchive(settings.db, str(error), lambda: _open(settings, clock, observer, selector), clock)
 
 
-def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConversations":
+def _open(settings: Settings, clock: Clock, observer: Observer, selector: Selector) -> "ArchivedConversations":
     archive = Archive.open(settings.db, clock=clock, redacts=settings.redact)
     dialects: dict[DialectName, Dialect] = {
         "chat": ChatDialect(part_chars=settings.image_chars),
@@ -80,7 +84,7 @@ def _open(settings: Settings, clock: Clock, observer: Observer) -> "ArchivedConv
         upstream=settings.upstream,
         notice=settings.notice,
         rule=rule_of(settings),
-        selector=SELECTORS[settings.selector],
+        selector=selector,
         economics=Economics(profiles_of(settings), book),
         holdout=settings.holdout,
         clock=clock,
@@ -105,6 +109,10 @@ def read_book(reader: Reader) -> WarmthBook:
     for session, rows in recent_exchanges(reader, EXCHANGES_LEARNED):
         book.note_all(session.upstream, rows)
     return book
+
+
+def selector_for(settings: Settings) -> Selector:
+    return selector_named(settings.selector, tool_results_kept=settings.tool_results_kept)
 
 
 def rule_of(settings: Settings) -> Rule | None:

@@ -13,11 +13,11 @@ from graphstore.evidence import Rule
 from graphstore.graph import ContextGraph
 from graphstore.identity import message_digest
 from graphstore.records import BlockRow, SelectionRow, SessionRow
-from graphstore.selectors import SELECTORS, SelectorName
+from graphstore.selectors import SelectorName
 from graphstore.store.reader import Reader, load_evidence
 from graphstore.store.report import latest_answer
 from proxy.boundary import Decision, Facts, decide
-from proxy.conversations import parameters_of, policy_of, rule_of
+from proxy.conversations import parameters_of, policy_of, rule_of, selector_for
 from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect, ParsedRequest
 from proxy.economics.weighing import CHARS_PER_TOKEN
@@ -105,7 +105,7 @@ def dry_run(reader: Reader, session: SessionRow, settings: Settings, query: str,
     choice = choose(
         dialect, request, cut, ordinals, graph, parameters_of(settings), IdentifierCache(),
         session=session.name, turn=session.turns + 1, rule=rule, marks=reader.marks(session.id), query=query,
-        selector=SELECTORS[settings.selector],
+        selector=selector_for(settings),
     )  # fmt: skip
     made = choice.selection.to_row(
         id=0, session_id=session.id, exchange_id=0, turn=session.turns + 1, created_at=0.0, applied=False,

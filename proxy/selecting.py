@@ -130,7 +130,9 @@ def choose(
         for o, block in blocks
     ]
     words = cache.index(dialect, request, [block for _, block in blocks], session=session)
-    if query is None:
+    if selector.cue is not None:
+        cue = selector.cue()
+    elif query is None:
         asked = [i for b in cut.blocks[cut.turn_start :] if b.kind == "user" for i in b.messages]
         cue = cache.of_messages(dialect, request, asked)
     else:

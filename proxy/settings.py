@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
-from graphstore.selectors import SelectorName
+from graphstore.selectors import TOOL_RESULTS_KEPT, SelectorName
 from proxy.economics.profiles import Profile, with_own
 from proxy.errors import SettingsError
 from proxy.ledger import Price
@@ -183,6 +183,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "blocks are always sent; by `recency` and `random` the latest edits are not protected."
         ),
     ] = "recap"
+    tool_results_kept: Annotated[
+        int,
+        _doc(
+            "Tool calls with their results, the newest, that the selector `clear-tool-results` keeps. Calls that were "
+            "made at once count as one.",
+            ge=0,
+        ),
+    ] = TOOL_RESULTS_KEPT
     holdout: Annotated[
         float,
         _doc(

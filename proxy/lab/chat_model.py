@@ -26,10 +26,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is "" when the model said nothing. `prompt_tokens` are the provider's; None: it reported none."""
+    """`text` is "" when the model said nothing. Tokens are the provider's; None: it reported none."""
 
     text: str
     prompt_tokens: int | None
+    completion_tokens: int | None = None
 
 
 class ChatModel:
@@ -92,5 +93,10 @@ def _answer(url: str, response: httpx.Response) -> Answer:
     message = choice.get("message") if isinstance(choice, dict) else None
     text = message.get("content") if isinstance(message, dict) else None
     usage = body.get("usage")
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return Answer(text if isinstance(text, str) else "", tokens if isinstance(tokens, int) else None)
+    given, made = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+    return Answer(text if isinstance(text, str) else "", given, made)
+
+
+def _count(usage: object, name: str) -> int | None:
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else None

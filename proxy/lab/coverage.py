@@ -9,6 +9,9 @@ Two settings: `B.1` (the paper: candidates precede the turn that has just been c
 history, which is what the proxy chooses from). Two readings of "identifier": `code` (headline: has a dot, underscore,
 a digit or an inner capital) and `any` (every word that `graphstore.identifiers` keeps).
 
+Candidates are blocks, or answers may be cut finer (`units`): what a word weighs is a matter of the blocks all the same,
+so that granularities can be compared.
+
 Where the finished turns were observed, a transition knows what past attention says of its candidates, and more ways to
 choose can be compared.
 """
@@ -30,6 +33,7 @@ from graphstore.scoring import lexical_cue, standardised
 from graphstore.selection import OWED, HistoryBlock, protection, select
 from proxy.lab.observed import Observed
 from proxy.lab.recordings import Recording
+from proxy.lab.units import Granularity, units_of
 
 Setting = Literal["B.1", "product"]
 Reading = Literal["code", "any"]
@@ -74,21 +78,32 @@ class Transition:
     finished: frozenset[str]  # identifiers of what the agent did in the turn before
     future: frozenset[str]
     attended: Attended | None = None
+    blocks: tuple[frozenset[str], ...] | None = None  # identifiers of whole blocks; None: the candidates are those
 
     @cached_property
     def index(self) -> IdentifierIndex:
         return IdentifierIndex(self.words)
 
+    @cached_property
+    def weighing(self) -> IdentifierIndex:
+        return self.index if self.blocks is None else IdentifierIndex(self.blocks)
+
 
 def transitions(
-    recording: Recording, setting: Setting, reading: Reading, observed: Observed | None = None
+    recording: Recording,
+    setting: Setting,
+    reading: Reading,
+    observed: Observed | None = None,
+    granularity: Granularity = "block",
 ) -> Iterator[Transition]:
     """Every request of a session that has candidates and a future that names some of them.
 
     With `observed` only those whose finished turn was: all signals are then compared on the same requests.
     """
+    assert observed is None or granularity == "block", "attention is known of whole blocks"
     turns = recording.turns()
     known: dict[int, frozenset[str]] = {}
+    cut: dict[int, list[tuple[int, frozenset[str]]]] = {}
     for number in range(1, len(turns)):
         (before, start), (_, end) = turns[number - 1], turns[number]
         limit = before if setting == "B.1" else start
@@ -98,19 +113,32 @@ def transitions(
         for block in candidates:
             if block.messages[0] not in known:
                 known[block.messages[0]] = read_identifiers(recording.text_of(block), reading)
+                cut[block.messages[0]] = [
+                    (cost, read_identifiers(text, reading)) for cost, text in _units(recording, block, granularity)
+                ]
+        units = [unit for block in candidates for unit in cut[block.messages[0]]]
         request = start
         while request < end and recording.roles[request] == "user":
             request += 1
         yield Transition(
             session=recording.id,
             turn=number + 1,
-            costs=tuple(block.cost for block in candidates),
-            words=tuple(known[block.messages[0]] for block in candidates),
+            costs=tuple(cost for cost, _ in units),
+            words=tuple(words for _, words in units),
             query=read_identifiers("\n".join(recording.texts[start:request]), reading),
-            finished=_evidence(recording, before, start, reading),
-            future=_evidence(recording, request, end, reading),
+            finished=evidence(recording, before, start, reading),
+            future=evidence(recording, request, end, reading),
             attended=None if observed is None else _attended(candidates, observed, number),
+            blocks=None if granularity == "block" else tuple(known[block.messages[0]] for block in candidates),
         )
+
+
+def _units(recording: Recording, block: Block, granularity: Granularity) -> list[tuple[int, str]]:
+    """Cost and text of what a block is cut into: plain answers alone are cut (paper §5.4)."""
+    text = recording.text_of(block)
+    if block.kind != "assistant" or granularity == "block":
+        return [(block.cost, text)]
+    return [(len(unit), unit) for unit in units_of(text, granularity)]
 
 
 def _attended(candidates: Sequence[Block], observed: Observed, turn: int) -> Attended:
@@ -125,7 +153,7 @@ def _attended(candidates: Sequence[Block], observed: Observed, turn: int) -> Att
     )
 
 
-def _evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
+def evidence(recording: Recording, start: int, end: int, reading: Reading) -> frozenset[str]:
     """Identifiers of what the agent says, calls and gets back in these messages."""
     own = [i for i in range(start, end) if recording.roles[i] != "user"]
     said = "\n".join([*(recording.texts[i] for i in own), *(recording.calls[i] for i in own)])
@@ -285,13 +313,13 @@ def pack(scores: Sequence[float], costs: Sequence[int], budget: float) -> set[in
 def coverage(t: Transition, packed: set[int]) -> float | None:
     """Share of the future's weight that the packed candidates hold; None: the future names no candidate."""
     total = covered = 0.0
-    index, count = t.index, len(t.costs)
+    count = len(t.weighing)
     for word in t.future:
-        blocks = index.naming(word)
+        blocks = t.weighing.naming(word)
         if not blocks:
             continue
         weight = log(count / len(blocks))
         total += weight
-        if not packed.isdisjoint(blocks):
+        if not packed.isdisjoint(t.index.naming(word)):
             covered += weight
     return covered / total if total > 0 else None

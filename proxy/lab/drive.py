@@ -19,11 +19,12 @@ from typing import NamedTuple
 import msgspec
 
 from graphstore.records import ExchangeRow, SelectionRow
+from graphstore.selectors import oracle
 from graphstore.store.archive import Archive, open_reader
 from graphstore.store.report import selection_of
 from graphstore.store.tokens import count_tokens
 from proxy.conversations import open_conversations
-from proxy.lab.coverage import read_identifiers
+from proxy.lab.coverage import evidence, read_identifiers
 from proxy.lab.errors import LabError
 from proxy.lab.provider_cache import ProviderCache
 from proxy.lab.recordings import CHAT, Recording
@@ -128,6 +129,20 @@ class Rereads:
         return self._words[i]
 
 
+class Future:
+    """What the agent names from a request on until the user speaks again."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.request: Request | None = None  # the one that is served
+
+    def __call__(self) -> frozenset[str]:
+        if self.request is None:
+            return frozenset()
+        _, end = self._recording.turns()[self.request.turn - 1]
+        return evidence(self._recording, self.request.messages, end, "any")
+
+
 @dataclass(frozen=True, slots=True)
 class Driven:
     """What the archive holds of a driven session."""
@@ -181,19 +196,27 @@ async def drive(
     tokens: Tokens,
     *,
     starts_at: float = STARTS_AT,
+    foresees: bool = False,
 ) -> Driven:
     """`pauses`: seconds before each request. The archive is the one that the settings name; what it holds of earlier
-    sessions must be over by `starts_at`.
+    sessions must be over by `starts_at`. `foresees`: by the oracle, which knows what the turn will name, in place of
+    the selector of the settings.
 
     Raises `LabError` when the proxy could not use it.
     """
     clock = Clock(starts_at)
-    conversations = open_conversations(msgspec.structs.replace(settings, attention="off", holdout=0.0), clock)
+    future = Future(recording)
+    conversations = open_conversations(
+        msgspec.structs.replace(settings, attention="off", holdout=0.0),
+        clock,
+        selector=oracle(future) if foresees else None,
+    )
     rereads, missed = Rereads(recording), []
     digests = [sha256(raw).digest() for raw in recording.messages]
     try:
         for request, pause in zip(requests, pauses, strict=True):
             clock.now += pause
+            future.request = request
             body = recording.request(request.messages).body
             plan = await conversations.admit(Arrival("chat", PATH, (), body))
             if plan.exchange is None:

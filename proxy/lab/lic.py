@@ -2,9 +2,10 @@
 
 A user says the shards of a task one after the other, verbatim. After each the model answers; the code in its answer is
 run against the task's tests; the conversation ends at the first answer that passes, or after the last shard. All but
-`full` goes through the product's own proxy, which selects anew at every user message. One row in the results for each
-conversation. The k-th conversations of all tasks are repeat k; what is shown is the mean of the repeats and their
-sample standard deviation (paper, Appendix C).
+`full` goes through the product's own proxy, which selects anew at every user message; what changes the text, as the
+proxy never does (`compactors`), is done here and goes to the model. One row in the results for each conversation. The
+k-th conversations of all tasks are repeat k; what is shown is the mean of the repeats and their sample standard
+deviation (paper, Appendix C).
 """
 
 import argparse
@@ -14,21 +15,24 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
+from proxy.conversations import parameters_of
 from proxy.lab.chat_model import ChatModel, Sampling
+from proxy.lab.compactors import Compacted, Compactors, Summariser, UnitSelector
 from proxy.lab.errors import LabError
-from proxy.lab.lic_page import FULL, NAME, SELECTORS, render
+from proxy.lab.lic_page import COMPACTORS, FULL, NAME, ROWS, SELECTORS, render
 from proxy.lab.lic_tasks import SYSTEM, Task, code_of, read_tasks
 from proxy.lab.own_proxy import OwnProxy, own_proxy
 from proxy.lab.results import Results, Row
 from proxy.lab.sandbox import GUARDS, MISSING, Outcome, Program, run_tests
 from proxy.lab.study import Study, begin, remaining
+from proxy.lab.units import Granularity
 from proxy.settings import Settings
 from proxy.upstream.target import is_loopback, join_target
 
@@ -68,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--selectors",
         default=",".join(SELECTORS),
         metavar="NAMES",
-        help=f"which rows, separated by commas (default {','.join(SELECTORS)})",
+        help=f"which rows, separated by commas (default {','.join(SELECTORS)}; also {', '.join(COMPACTORS)})",
     )
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, metavar="T", help=f"default {TEMPERATURE}")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the provider's)")
@@ -113,10 +117,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
 
 def _selectors(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if unknown := [name for name in names if name not in SELECTORS]:
-        raise LabError(f"unknown selector {unknown[0]!r}; there are {', '.join(SELECTORS)}")
+    if unknown := [name for name in names if name not in ROWS]:
+        raise LabError(f"unknown selector {unknown[0]!r}; there are {', '.join(ROWS)}")
     if not names:
-        raise LabError(f"--selectors names none; there are {', '.join(SELECTORS)}")
+        raise LabError(f"--selectors names none; there are {', '.join(ROWS)}")
     return names
 
 
@@ -168,7 +172,12 @@ async def _run_selector(
         left = remaining(results, [(c.item, c) for c in conversations], f"{NAME} {selector}")
         if selector == FULL:
             model = ChatModel(client, join_target(arguments.base_url, PATH, ""), sampling)
-            await _in_parallel(arguments.parallel, left, results, model, None, replays=False)
+            await _in_parallel(arguments.parallel, left, results, Talk(model))
+            return
+        if selector in COMPACTORS:
+            model = ChatModel(client, join_target(arguments.base_url, PATH, ""), sampling)
+            compactors = _compactors(selector, settings, arguments.seed)
+            await _in_parallel(arguments.parallel, left, results, Talk(model, compactors=compactors))
             return
         changed = msgspec.structs.replace(
             settings,
@@ -181,23 +190,33 @@ async def _run_selector(
         replays = arguments.replay and selector == "recap"
         async with own_proxy(changed, replays=replays) as proxy:
             model = ChatModel(client, proxy.url + PATH, sampling)
-            await _in_parallel(arguments.parallel, left, results, model, proxy, replays=replays)
+            await _in_parallel(arguments.parallel, left, results, Talk(model, proxy, replays=replays))
 
 
-async def _in_parallel(
-    count: int,
-    left: Iterator[tuple[str, Conversation]],
-    results: Results,
-    model: ChatModel,
-    proxy: OwnProxy | None,
-    *,
-    replays: bool,
-) -> None:
+def _compactors(name: str, settings: Settings, seed: int) -> Compactors:
+    if name == "summary":
+        return Summariser
+    parameters = replace(parameters_of(settings), seed=seed)
+    granularity: Granularity = "paragraph" if name == "paragraph-blocks" else "line"
+    return lambda model, session: UnitSelector(granularity, parameters, session, notice=settings.notice)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Who answers, and what stands between."""
+
+    model: ChatModel
+    proxy: OwnProxy | None = None
+    replays: bool = False
+    compactors: Compactors | None = None
+
+
+async def _in_parallel(count: int, left: Iterator[tuple[str, Conversation]], results: Results, talk: Talk) -> None:
     """The first error stops what still runs; rows that are written stay."""
 
     async def work() -> None:
         for item, conversation in left:
-            results.add(item, **await converse(conversation, model, proxy, replays=replays))
+            results.add(item, **await converse(conversation, talk))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -215,22 +234,30 @@ def _first(errors: BaseExceptionGroup[LabError]) -> LabError:
     return error
 
 
-async def converse(conversation: Conversation, model: ChatModel, proxy: OwnProxy | None, *, replays: bool) -> Row:
+async def converse(conversation: Conversation, talk: Talk) -> Row:
     """Say the shards until an answer passes. Raises `LabError` for errors of the model."""
     messages = [{"role": "system", "content": SYSTEM}]
     prompt_tokens: list[int | None] = []
     outcome = Outcome(False, "", ())
+    proxy, name = talk.proxy, conversation.client_id
+    compactor = talk.compactors(talk.model, name) if talk.compactors is not None else None
+    made: list[Compacted] = []
     for number, shard in enumerate(conversation.task.shards):
-        if replays and proxy is not None and number:
-            await proxy.replayed(conversation.client_id)
-        messages.append({"role": "user", "content": shard})
-        answer = await model.ask(messages, conversation.client_id)
+        if talk.replays and proxy is not None and number:
+            await proxy.replayed(name)
+        request, sent = {"role": "user", "content": shard}, messages
+        if compactor is not None and number:
+            made.append(await compactor.compact(messages, shard))
+            sent = list(made[-1].messages)
+        answer = await talk.model.ask([*sent, request], name)
+        messages.append(request)
         messages.append({"role": "assistant", "content": answer.text})
         prompt_tokens.append(answer.prompt_tokens)
         outcome = await asyncio.to_thread(_tested, conversation.task, answer.text)
         if outcome.passed:
             break
-    sent = await proxy.exchanges(conversation.client_id) if proxy is not None else []
+    served = await proxy.exchanges(name) if proxy is not None else []
+    short = [row.blocks_left_out > 0 and not row.fell_back for row in served] or [one.shortened for one in made]
     return {
         "selector": conversation.selector,
         "repeat": conversation.repeat,
@@ -239,9 +266,22 @@ async def converse(conversation: Conversation, model: ChatModel, proxy: OwnProxy
         "answers": len(prompt_tokens),
         "shards": len(conversation.task.shards),
         "prompt_tokens": prompt_tokens,
-        "shortened": sum(row.blocks_left_out > 0 and not row.fell_back for row in sent),
-        "fell_back": sum(row.fell_back for row in sent),
+        "shortened": sum(short),
+        "fell_back": sum(row.fell_back for row in served),
         "detail": outcome.detail,
+        **({"compaction": _taken(made)} if compactor is not None else {}),
+    }
+
+
+def _taken(made: Sequence[Compacted]) -> Row:
+    """Sums. Tokens are None when the provider left one of them out."""
+    prompt, completion = [one.prompt_tokens for one in made], [one.completion_tokens for one in made]
+    return {
+        "compactions": len(made),
+        "calls": sum(one.calls for one in made),
+        "prompt_tokens": None if None in prompt else sum(filter(None, prompt)),
+        "completion_tokens": None if None in completion else sum(filter(None, completion)),
+        "seconds": round(sum(one.seconds for one in made), 6),
     }
 
 

@@ -14,6 +14,8 @@ from proxy.lab.study import command_of, provenance
 NAME = "lic"
 FULL = "full"
 SELECTORS = (FULL, "recency", "random", "recap", "recap-without-graph", "user-messages")
+COMPACTORS = ("paragraph-blocks", "line-blocks", "summary")  # change the text: never through the proxy
+ROWS = (*SELECTORS, *COMPACTORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ PUBLISHED = {
     "random": Published("75.2 ± 3.11 (170)", "33.2 ± 2.86 (158)"),
     "recap": Published("85.4 ± 1.95 (94)", "67.6 ± 3.58 (73)"),
     "recap-without-graph": Published("76.6 ± 1.95 (95)", "63.4 ± 2.61"),
+    "paragraph-blocks": Published("83.2 ± 1.92 (152)", "–"),
+    "line-blocks": Published("83.0 ± 2.45 (168)", "–"),
+    "summary": Published("75.4 ± 2.70 (372)", "36.8 ± 5.12 (602)"),
 }
 PUBLISHED_REPLAYED = Published("85.2 ± 2.17", "68.2 ± 3.49")  # Table 3, attention of Qwen3-0.6B
 
@@ -74,7 +79,7 @@ def summary_of(rows: Sequence[Row], system_tokens: int) -> Summary:
 
 def render(results: Results, folder: Path) -> str:
     system_tokens = count_tokens(SYSTEM)
-    by_selector = {name: [row for row in results.rows if row["selector"] == name] for name in SELECTORS}
+    by_selector = {name: [row for row in results.rows if row["selector"] == name] for name in ROWS}
     found = {name: summary_of(rows, system_tokens) for name, rows in by_selector.items() if rows}
     return "\n".join(
         [
@@ -86,6 +91,7 @@ def render(results: Results, folder: Path) -> str:
             provenance(results, command_of(NAME, *_words(results, found))),
             "",
             _table(found, replayed=bool(results.about["replay"])),
+            *_compactions(by_selector),
             *(
                 f"\n{name}: {summary.fell_back} requests were refused when shortened, and sent whole."
                 for name, summary in found.items()
@@ -94,6 +100,21 @@ def render(results: Results, folder: Path) -> str:
             "",
         ]
     )
+
+
+def _compactions(by_selector: dict[str, list[Row]]) -> Iterator[str]:
+    """What compactors took besides the answers (Table 1: +Pre., +Dec., +Lat.), a compaction."""
+    lines = []
+    for name in COMPACTORS:
+        rows = [row["compaction"] for row in by_selector[name]]
+        if count := sum(row["compactions"] for row in rows):
+            whole = {key: [row[key] for row in rows] for key in ("prompt_tokens", "completion_tokens", "seconds")}
+            means = [None if None in values else sum(values) / count for values in whole.values()]
+            tokens = [None if mean is None else f"{mean:,.0f}" for mean in means[:2]]
+            lines.append([name, count, sum(row["calls"] for row in rows), *tokens, means[2]])
+    if lines:
+        header = ["a compaction", "compactions", "model calls", "+ prompt tokens", "+ completion tokens", "+ seconds"]
+        yield f"\n{markdown_table(header, lines)}"
 
 
 def _words(results: Results, found: dict[str, Summary]) -> Iterator[str]:

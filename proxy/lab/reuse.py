@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean, median
+from typing import get_args
 
 from proxy.lab.attention import add_attention, load_attention, missing_of, words_of
 from proxy.lab.coverage import (
@@ -23,12 +24,14 @@ from proxy.lab.coverage import (
     rankings,
     transitions,
 )
+from proxy.lab.errors import LabError
 from proxy.lab.observed import Observed
 from proxy.lab.pages import markdown_table, plot_lines
 from proxy.lab.recordings import Recording
 from proxy.lab.results import Results
 from proxy.lab.statistics import paired_difference, session_means
 from proxy.lab.study import Study, begin, command_of, provenance, remaining
+from proxy.lab.units import Granularity
 from proxy.settings import Settings
 
 NAME = "reuse"
@@ -41,13 +44,27 @@ TITLES = {
 READ = {"code": "code-like identifiers", "any": "every identifier"}
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_attention(parser)
+    parser.add_argument(
+        "--granularity",
+        choices=get_args(Granularity),
+        default="block",
+        help="cut plain answers by paragraphs or lines (Table 2); the proxy never does (default block)",
+    )
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> Results:
+    granularity: Granularity = arguments.granularity
+    if granularity != "block" and (arguments.model is not None or arguments.archive is not None):
+        raise LabError(f"--granularity {granularity}: attention is of whole blocks; leave out --model and --archive")
     data, attention = load_attention(arguments, settings)
-    results = begin(NAME, arguments, files=dict(data.files), **(attention.about if attention else {}))
+    about = attention.about if attention else {"granularity": granularity} if granularity != "block" else {}
+    results = begin(NAME, arguments, files=dict(data.files), **about)
     items = [(f"{number} {recording.id}", recording) for number, recording in enumerate(data.recordings)]
     for item, recording in remaining(results, items, NAME):
         if attention is None:
-            results.add(item, session=item, coverage=measure(recording))
+            results.add(item, session=item, coverage=measure(recording, granularity=granularity))
             continue
         turns = len(recording.turns()) - 1  # nothing comes after the last one
         observed = attention.observe(recording, turns)
@@ -57,12 +74,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
     return results
 
 
-def measure(recording: Recording, observed: Observed | None = None) -> dict[str, list[float]]:
+def measure(
+    recording: Recording, observed: Observed | None = None, granularity: Granularity = "block"
+) -> dict[str, list[float]]:
     """ "setting|reading|signal|budget" -> coverage of every transition that has one."""
     found: dict[str, list[float]] = {}
     for setting in SETTINGS:
         for reading in READINGS:
-            for transition in transitions(recording, setting, reading, observed):
+            for transition in transitions(recording, setting, reading, observed, granularity):
                 for name, choose in choices(transition):
                     for budget in BUDGETS:
                         value = coverage(transition, choose(budget))
@@ -94,7 +113,7 @@ def render(results: Results, folder: Path) -> str:
         "Coverage of the identifiers that the next turn names, by the blocks that a signal packs under a budget "
         "(paper B.1, Figure 6). Differences at 10 %: mean over sessions, 95 % interval of a paired bootstrap over "
         "sessions (10,000 resamples), not adjusted for many looks.",
-        provenance(results, command_of(NAME, *words_of(results.about))),
+        provenance(results, command_of(NAME, *words_of(results.about), *_granularity(results))),
     ]
     has_attention = "model" in results.about
     signals = (*SIGNALS, *WITH_ATTENTION) if has_attention else tuple(SIGNALS)
@@ -110,6 +129,11 @@ def render(results: Results, folder: Path) -> str:
     if has_attention:
         parts += ["", "### Protected blocks that a choice leaves out (paper B.3, Figure 6 right)", "", _losses(results)]
     return "\n".join(parts) + "\n"
+
+
+def _granularity(results: Results) -> tuple[str, ...]:
+    granularity = results.about.get("granularity")
+    return ("--granularity", granularity) if granularity else ()
 
 
 _EXPLAINED = (
@@ -177,5 +201,5 @@ def _against(values: Mapping[str, dict[str, list[float]]], name: str, other: str
 
 
 STUDY = Study(
-    NAME, "does a signal point to what the next turn names? (Observation 2, Figure 6)", add_attention, run, render
+    NAME, "does a signal point to what the next turn names? (Observation 2, Figure 6)", add_arguments, run, render
 )

@@ -17,7 +17,7 @@ from statistics import NormalDist
 from typing import get_args
 
 from graphstore.records import SelectionRow
-from graphstore.selectors import SelectorName
+from graphstore.selectors import TOOL_RESULTS_KEPT, SelectorName
 from graphstore.store.tokens import problem
 from proxy.inspector.selections import changes_since
 from proxy.lab.drive import STEP_S, Driven, Request, Tokens, drive, empty_archive, laid_out, requests_of
@@ -38,6 +38,7 @@ PREFILL = 29_000.0  # tokens a second: the paper's 28,504 in 0.985 s (Qwen3-Code
 SIGMA = 2.0  # of the logarithm: seven in ten pauses within a factor of eight of the median
 EPSILON = 1e-12  # a draw of 0 has no place in a normal distribution
 DEFAULTS = Settings()
+ORACLE = "oracle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ NUMBERS: Mapping[str, tuple[float, str]] = {  # option -> default, help
     "ttl": (DEFAULTS.idle_after, "seconds for which the provider keeps a prefix after its last use"),
     "idle_after": (DEFAULTS.idle_after, "seconds after which the proxy believes it gone"),
     "min_history_tokens": (DEFAULTS.min_history_tokens, "the proxy leaves a shorter history alone"),
+    "tool_results_kept": (TOOL_RESULTS_KEPT, "tool calls with their results that `clear-tool-results` keeps"),
     "price_cached": (0.1, "of a token read from the cache; an uncached one costs 1"),
     "price_output": (8.0, "of an output token"),
     "prefill": (PREFILL, "tokens a second, for the estimated time to the first token"),
@@ -84,8 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--selector",
         dest="selectors",
         action="append",
-        choices=get_args(SelectorName),
-        help=f"may be repeated (default {', '.join(COMPARED)}); `{FULL}` is always among them",
+        choices=(*get_args(SelectorName), ORACLE),
+        help=f"may be repeated (default {', '.join(COMPARED)}); `{FULL}` is always among them, "
+        f"`{ORACLE}` knows what the turn will name",
     )
     parser.add_argument(
         "--p-warm",
@@ -153,12 +156,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
             with laid_out(archive, seed) as path:
                 asked = Settings(
                     db=str(path),
-                    selector=selector,
+                    selector=FULL if selector == ORACLE else selector,
                     seed=arguments.seed,
                     idle_after=numbers["idle_after"],
                     min_history_tokens=numbers["min_history_tokens"],
+                    tool_results_kept=numbers["tool_results_kept"],
                 )
-                driven = asyncio.run(drive(recording, requests, waits, asked, ProviderCache(rules), tokens))
+                cache, foresees = ProviderCache(rules), selector == ORACLE
+                driven = asyncio.run(drive(recording, requests, waits, asked, cache, tokens, foresees=foresees))
             found = measure(requests, waits, driven, rules)
             results.add(item, session=session, selector=selector, pauses=str(pauses), **found)
     return results
@@ -175,7 +180,7 @@ def _check(arguments: argparse.Namespace, numbers: Mapping[str, float]) -> None:
     for name, value in above_zero.items():
         if value is not None and not 0 < value <= MOST[name]:
             raise LabError(f"{flag_of(name)} is {value:g}: give a number above 0 and at most {MOST[name]:g}")
-    for name in ("price_cached", "price_output", "min_history_tokens"):
+    for name in ("price_cached", "price_output", "min_history_tokens", "tool_results_kept"):
         if not 0 <= numbers[name] < inf:
             raise LabError(f"{flag_of(name)} is {numbers[name]:g}: give 0 or more")
 
@@ -206,6 +211,7 @@ def measure(requests: Sequence[Request], waits: Sequence[float], driven: Driven,
         "cached": sum(row.cached_tokens or 0 for row in rows),
         "output": sum(row.output_tokens or 0 for row in rows),
         "after": after,
+        "read_again": sum(missed.read for missed in driven.missed),
         "refused": sum("original sent" in row.reason for row in rows),
         **_changes(
             [(request.turn, driven.selections.get(row.id)) for request, row in zip(requests, rows, strict=True)]
@@ -246,7 +252,7 @@ def _words(about: Row) -> Iterator[str]:
     if about["breakpoints"]:
         yield "--breakpoints"
     for name, (default, _) in NUMBERS.items():
-        if about[name] != default:
+        if about.get(name, default) != default:
             yield from (flag_of(name), f"{about[name]:g}")
     if about["seed"]:
         yield from ("--seed", str(about["seed"]))

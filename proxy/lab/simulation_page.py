@@ -88,6 +88,8 @@ def page_of(results: Results, folder: Path, command: str) -> str:
     for pauses in about["pauses"]:
         own = {selector: cells[pauses, selector] for selector in about["selectors"]}
         parts += ["", f"### {pauses}", "", _said_of(own[FULL]), "", _table(own), "", _differences(own, about["seed"])]
+    if all("read_again" in row for row in results.rows):
+        parts += ["", "### What would be read again", "", _read_again(cells, about)]
     bars = {p: {s: cells[p, s].mean(_served) for s in about["selectors"]} for p in about["pauses"]}
     parts += ["", plot_bars(folder / "simulate-served", bars, y="tokens served a request", title="served tokens")]
     first = about["pauses"][0]
@@ -160,6 +162,19 @@ def _differences(cells: Mapping[str, Cell], seed: int) -> str:
             if selector != FULL
         ],
     )
+
+
+def _read_again(cells: Mapping[tuple[str, str], Cell], about: Row) -> str:
+    text = (
+        "An estimate, for nobody read again here: tokens a session, each message counted once a selection. For every "
+        "code-like identifier that the agent named and had not been sent, the latest left-out message that has it."
+    )
+    rows = [
+        [selector, *(round(cells[pauses, selector].mean(lambda row: row["read_again"])) for pauses in about["pauses"])]
+        for selector in about["selectors"]
+        if selector != FULL
+    ]
+    return f"{text}\n\n{markdown_table(['read again', *about['pauses']], rows)}"
 
 
 def _origins(cells: Mapping[str, Cell]) -> str:

@@ -10,7 +10,7 @@ from graphstore.blocks import BlockKind
 from graphstore.identifiers import IdentifierIndex
 from graphstore.parameters import Parameters
 from graphstore.selection import HistoryBlock, Selection, select
-from graphstore.selectors import SELECTORS, SelectorName
+from graphstore.selectors import SELECTORS, SelectorName, selector_named
 from tests.graphstore.test_selection import graph_of
 
 NAMES: tuple[SelectorName, ...] = get_args(SelectorName)
@@ -57,6 +57,13 @@ def test_full_leaves_nothing_out_whatever_the_budget() -> None:
 
 def test_clearing_keeps_everything_but_old_tool_blocks() -> None:
     assert by("clear-tool-results", beta=0.1).chosen == (0, 3, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(("kept", "gone"), [(0, {1, 2, 4, 5, 6}), (1, {1, 2, 4, 5}), (5, set()), (9, set())])
+def test_clearing_keeps_as_many_as_it_is_told(kept: int, gone: set[int]) -> None:
+    bars = selector_named("clear-tool-results", tool_results_kept=kept).bars
+    assert bars is not None and bars([block.kind for block in HISTORY]) == gone
+    assert selector_named("recap", tool_results_kept=kept) == SELECTORS["recap"]
 
 
 def test_without_the_graph_words_decide_and_edits_stay_protected() -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.cli import main
 from proxy.lab.coverage import SIGNALS, Transition, coverage, pack, read_identifiers, transitions
 from proxy.lab.recordings import Recording, read_recordings
 from proxy.lab.results import open_results
 from proxy.lab.statistics import paired_difference
+from proxy.lab.units import Granularity, units_of
 from tests.proxy.dialogue import Message, read, said, user
 
 
@@ -91,6 +94,35 @@ def test_a_paired_difference_sees_what_every_session_shares() -> None:
     assert isnan(paired_difference({}, right, seed=1).mean)
 
 
+ANSWER = "One.\nTwo.\n\n\nThree:\n```py\na\n\nb\n```\n\n~~~~\n```\n~~~\n~~~~\nfour"
+
+
+def test_an_answer_is_cut_by_paragraphs_and_lines_and_code_is_not() -> None:
+    code, other = "```py\na\n\nb\n```\n", "~~~~\n```\n~~~\n~~~~\n"
+    assert units_of(ANSWER, "paragraph") == ["One.\nTwo.\n\n\n", f"Three:\n{code}\n", f"{other}four"]
+    assert units_of(ANSWER, "line") == ["One.\n", "Two.\n\n\n", "Three:\n", f"{code}\n", other, "four"]
+    assert units_of(ANSWER, "block") == [ANSWER]
+    assert units_of("```\nnever\n\nclosed", "line") == ["```\nnever\n\nclosed"]
+
+
+@given(st.text("a`~ \n"), st.sampled_from(["paragraph", "line"]))
+def test_no_character_is_lost_by_cutting(text: str, granularity: Granularity) -> None:
+    units = units_of(text, granularity)
+    assert "".join(units) == text and (all(units) or not text)
+
+
+def test_finer_candidates_are_weighed_by_whole_blocks() -> None:
+    session = recording(
+        [user("a"), said("one_a\n\ntwo_b"), user("b"), said("three_c"), user("c"), said("two_b three_c")], [0, 2, 4]
+    )
+    (whole,) = [t for t in transitions(session, "product", "code") if t.turn == 3]
+    (fine,) = [t for t in transitions(session, "product", "code", None, "paragraph") if t.turn == 3]
+    assert [*map(len, (whole.words, fine.words))] == [4, 5] and fine.costs == (1, 7, 5, 1, 7)
+    assert sum(whole.costs) == sum(fine.costs)
+    assert coverage(fine, {2}) == coverage(whole, {1}) == pytest.approx(0.5), "each stands in one block of four"
+    assert coverage(fine, {1}) == 0.0
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +150,16 @@ def test_a_run_writes_rows_tables_and_plots_and_goes_on_where_it_was_stopped(
     assert file.read_text().splitlines(keepends=True) == lines and capsys.readouterr().out == page
     assert main(["eval", "report", "--out", str(out)]) == 0
     assert "Reuse across turns" in capsys.readouterr().out
+
+
+def test_the_granularity_is_part_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_sessions(tmp_path / "d.jsonl", as_json("one"))
+    command = ["eval", "reuse", str(data), "--out", str(tmp_path / "out")]
+    assert main([*command, "--granularity", "line"]) == 0
+    assert "d.jsonl --granularity line`" in capsys.readouterr().out
+    assert main(command) == 1 and "granularity" in capsys.readouterr().err
+    assert main([*command, "--granularity", "line", "--model", "m"]) == 1
+    assert "attention is of whole blocks" in capsys.readouterr().err
 
 
 def test_another_run_is_never_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

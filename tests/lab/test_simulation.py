@@ -111,6 +111,28 @@ def test_a_selection_shortens_what_is_served_and_later_requests_read_it_from_the
     assert step.cached_tokens == last.input_tokens - last.input_tokens % 128
 
 
+FORESEEN = [
+    SYSTEM,
+    *(message for name in ("alpha", "beta", "gamma") for message in turn(f"look at {name}", f"{name}_{name}", 6000)),
+    user("go on"), *read("file", "nothing new"), said("beta_beta it was"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("foresees", "kept"), [(True, "beta"), (False, "gamma")])
+def test_the_oracle_sends_what_the_turn_will_name_and_the_request_does_not(foresees: bool, kept: str) -> None:
+    """Each of three turns takes a third of the history: the budget has room for one."""
+    session = recording(FORESEEN, [1, 5, 9, 13])
+    requests = requests_of(session)
+    waits = [7200.0 if request.turn == 4 and request.opens_turn else 5.0 for request in requests]
+    with empty_archive() as archive, laid_out(archive, "secret") as path:
+        settings = Settings(db=str(path), min_history_tokens=0, selector="recency", beta=0.35)
+        cache, tokens = ProviderCache(PREFIX), Tokens()
+        found = asyncio.run(drive(session, requests, waits, settings, cache, tokens, foresees=foresees))
+    (selection,) = found.selections.values()
+    tools = [v for v in selection.verdicts if v.kept and session.blocks[v.ordinal].kind == "tools"]
+    assert [kept in session.text_of(session.blocks[v.ordinal]) for v in tools] == [True]
+
+
 def test_the_same_seed_makes_the_same_selections() -> None:
     """Exploration is drawn by the session's name, which an archive's random secret would make another each time."""
     one, two = (driven(7200.0, selector="random", seed=3) for _ in range(2))

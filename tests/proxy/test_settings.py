@@ -47,6 +47,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "attention_layers": ("5, 11", (5, 11)),
     "evidence": ("past-use", "past-use"),
     "selector": ("recency", "recency"),
+    "tool_results_kept": ("5", 5),
     "holdout": ("0.1", 0.1),
     "prices": (
         '{"gpt-5*": {"input": 1.25, "output": 10, "cached": 0.125}, "*": {"input": 1}}',
