@@ -395,6 +395,8 @@ class World:
         if before.rejected or self._has_other(me):
             return
         if now.body == before.body and not before.rejected:
+            if "refused with" in now.row.reason:  # the same was refused now
+                return
             assert now.outgoing == before.outgoing, f"a retry became something else: {now.row.reason}"
             return
         if now.raws[: len(before.raws)] != before.raws or now.head != before.head or now.row.boundary == "cold":
