@@ -193,3 +193,22 @@ def test_steps_of_one_turn_are_separate_blocks() -> None:
     responses = [USER, REASONING, call("a"), output("a"), REASONING, call("b"), output("b")]
     assert [b.messages for b in cut_blocks(chat).blocks] == [(0,), (1, 2), (3, 4)]
     assert [b.messages for b in cut_blocks(responses).blocks] == [(0,), (1, 2, 3), (4, 5, 6)]
+
+
+def test_the_newest_steps_of_a_turn_are_its_last_three_tool_blocks() -> None:
+    def history(steps: int) -> list[Message]:
+        return [
+            Message("user"),
+            *(m for n in range(steps) for m in (Message("call", (f"{n}",)), Message("output", (), (f"{n}",)))),
+        ]
+
+    assert [cut_blocks(history(n)).steps_start for n in range(6)] == [0, 0, 0, 0, 2, 3]
+    late = [
+        *history(5)[:2],
+        Message("instruction"),
+        *history(5)[3:],
+        Message("output", (), ("0",)),
+    ]  # the first comes last
+    assert cut_blocks(late).steps_start == 1
+    assert cut_blocks(history(5)[1:]).steps_start == 0, "without a request there is no turn"
+    assert cut_blocks([*history(5), Message("user")]).steps_start == 6

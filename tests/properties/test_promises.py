@@ -37,12 +37,12 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.planning.SETTLE_DEADLINE_S", 0.05)
 
 
-def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]) -> World:
+def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step], window: int = 0) -> World:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(template, folder)
 
         async def play() -> World:
-            world = World(Path(folder), dialect, mode)
+            world = World(Path(folder), dialect, mode, window)
             await world.run(program)
             return world
 
@@ -57,6 +57,25 @@ def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]
 )
 def test_promises_hold_for_every_program(template: Path, dialect: DialectName, mode: str, program: list[Step]) -> None:
     run(template, dialect, mode, [*START, *program])
+
+
+WORK: list[Step] = [("work", n) for n in (0, 1, 7, 0, 14, 3)]
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(
+    dialect=st.sampled_from(["chat", "responses"]),
+    window=st.sampled_from([0, 250, 400, 800]),
+    program=st.lists(steps | st.tuples(st.sampled_from(["work", "overflow"]), st.integers(0, 40)), max_size=14),
+)
+def test_promises_hold_under_pressure(template: Path, dialect: DialectName, window: int, program: list[Step]) -> None:
+    run(template, dialect, "idle", [*START, *WORK, *program], window)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_the_programs_do_press(template: Path, dialect: DialectName) -> None:
+    world = run(template, dialect, "idle", [*START, *WORK, *WORK, ("overflow", 0), ("work", 0)], 400)
+    assert world.seen["shortened"] and world.seen["cold"] > 1
 
 
 REGRESSIONS: dict[str, tuple[DialectName, str, list[Step]]] = {

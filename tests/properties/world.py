@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from proxy.dialects.content import NOTICE
 from tests.properties.clients import Client, Message, Step
 from tests.proxy.dialogue import LUNCH_S, Dialogue, Reply, said
 
+OVERFLOW = b'{"error":{"message":"Too long.","code":"context_length_exceeded"}}'
 SUMMARY = "The summary of everything that happened here so far."
 
 
@@ -44,12 +45,14 @@ class World:
     folder: Path
     dialect: DialectName
     mode: str = "idle"
+    window: int = 0  # of the model, in tokens by the proxy's count
     clients: list[Client] = field(default_factory=list)
     last: dict[int, Sent] = field(default_factory=dict)  # by client
     sent: dict[int, list[bytes]] = field(default_factory=dict)  # exchange id -> the client's messages
     running: list[tuple[Reply, int]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     rejecting: int = 0
+    overflowing: int = 0  # the next request is refused for its length; 2: the shorter one as well
     failing: bool = False
     lossy: bool = False  # the queue overflowed or the program closed while failing
     names: "count[int]" = field(default_factory=count)
@@ -58,7 +61,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.dialogue = Dialogue(
-            self.folder, changes={"mode": self.mode, "beta": 0.3, "idle_after": 3600.0}, dialect=self.dialect
+            self.folder,
+            changes={"mode": self.mode, "beta": 0.3, "idle_after": 3600.0, "context_window_tokens": self.window},
+            dialect=self.dialect,
         )
         self._open()
         self.clients.append(Client(self.dialect, "s0", system={"role": "system", "content": "You are an agent."}))
@@ -213,6 +218,9 @@ class World:
     async def do_reject(self, n: int) -> None:
         self.rejecting = 1 + n % 2
 
+    async def do_overflow(self, n: int) -> None:
+        self.overflowing = 1 + n % 2
+
     async def do_hang(self, n: int) -> None:
         if self.client.history:
             self.client.ask(n)
@@ -301,6 +309,7 @@ class World:
         history = client.history if history is None else history
         version = client.tools if tools is None else tools
         rejection, self.rejecting = self.rejecting, 0
+        overflow, self.overflowing = self.overflowing, 0
         reply = await self.dialogue.send(
             history,
             headers=client.headers,
@@ -318,6 +327,16 @@ class World:
         raws = [own.raw(i) for i in range(len(own.messages))]
         self.sent[row.id] = raws
         self._check_outgoing(reply, own, row)
+        first, failed = reply, False
+        if overflow and (shorter := await exchange.shorter(400, [], OVERFLOW)) is not None and shorter.body is not None:
+            assert len(shorter.body) < len(reply.sent)
+            reply = Reply(replace(reply.plan, body=shorter.body), reply.original)
+            row = exchange.shortened.row  # type: ignore[attr-defined]
+            self.seen.update(["shortened"])
+            self._check_outgoing(reply, own, row)
+            if failed := overflow == 2:
+                exchange.refused_again("refused with 400")
+                reply, row = first, exchange.row  # type: ignore[attr-defined]
         before, rejected = self.last.get(who), bool(rejection) and reply.rewritten
         now = Sent(
             body=reply.original,
@@ -325,7 +344,7 @@ class World:
             outgoing=_messages(reply.sent),
             head=(own.instructions, own.tools, own.model),
             row=row,
-            rejected=rejected,
+            rejected=rejected or failed,
             reaches_back=_reaches_back(own),
         )
         if before is not None and row.outcome != "side":
@@ -356,7 +375,8 @@ class World:
         for block in cut.blocks:
             assert gone.issuperset(block.messages) or gone.isdisjoint(block.messages), "a block is split"
             assert block.kind not in ("user", "pinned") or gone.isdisjoint(block.messages)
-        assert all(i < _turn_start(own) for i in gone), "the current turn lost a message"
+        end = _newest_steps(own) if "pressure" in self._reason_of(row) else _turn_start(own)
+        assert all(i < end for i in gone), "the current turn lost a message"
         for index in gone:
             raw = own.raw(index)
             stored = self.file.execute(
@@ -365,11 +385,18 @@ class World:
             assert stored is not None, f"left out, and not in the archive: {raw[:200]!r}"
             assert unpack(*stored) == raw
 
+    def _reason_of(self, row: ExchangeRow) -> str:
+        """Of the selection that this request went out with."""
+        found = self.file.execute("SELECT reason FROM selections WHERE id = ?", (row.selection_id,)).fetchone()
+        return str(found[0]) if found is not None else ""
+
     def _check_continuity(self, me: Client, before: Sent, now: Sent) -> None:
         """Between two cold boundaries what is sent extends what was sent, as long as the client extends its own."""
         if before.rejected or self._has_other(me):
             return
         if now.body == before.body and not before.rejected:
+            if "refused with" in now.row.reason:  # the same was refused now
+                return
             assert now.outgoing == before.outgoing, f"a retry became something else: {now.row.reason}"
             return
         if now.raws[: len(before.raws)] != before.raws or now.head != before.head or now.row.boundary == "cold":
@@ -431,6 +458,13 @@ def _turn_start(own: ParsedRequest) -> int:
     while start - 1 in users:
         start -= 1
     return start
+
+
+def _newest_steps(own: ParsedRequest) -> int:
+    """Index of the first message of the current turn's newest three tool blocks, or of the turn."""
+    start = _turn_start(own)
+    steps = [b for b in cut_blocks(own.messages).blocks if b.kind == "tools" and b.messages[-1] > start]
+    return steps[-3].messages[0] if len(steps) > 3 else start
 
 
 def _reaches_back(own: ParsedRequest) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.boundary import Facts, Policy, decide
+from proxy.boundary import Facts, Policy, decide, decide_again
 
 IDLE = Policy(mode="idle", idle_after_s=3600.0, min_history_tokens=1000, context_window_tokens=0)
 RETURNED = Facts(at_user_request=True, history_blocks=20, history_tokens=50_000, served_tokens=50_000, idle_s=4000.0)
@@ -119,3 +119,62 @@ def test_mode_auto_need_not_weigh_what_the_client_broke_itself(facts: Facts) -> 
 def test_mode_auto_need_not_weigh_a_window_that_is_full() -> None:
     decision = decide(replace(BUSY, served_tokens=130_000), replace(AUTO, context_window_tokens=128_000))
     assert decision.select and not decision.weigh
+
+
+PRESSED = Facts(
+    history_blocks=3, history_tokens=10, served_tokens=120_000, least_tokens=60_000, idle_s=5.0
+)  # a step of a long turn
+KNOWN = replace(IDLE, context_window_tokens=128_000)
+
+
+@pytest.mark.parametrize("mode", ["idle", "auto", "always"])
+def test_a_step_that_nears_the_window_is_selected_anew_in_the_middle_of_the_turn(mode: str) -> None:
+    decision = decide(PRESSED, replace(KNOWN, mode=mode))  # type: ignore[arg-type]
+    assert (decision.boundary, decision.select, decision.pressed, decision.weigh) == ("cold", True, True, False)
+    assert "120000 tokens for a window of 128000" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        (replace(PRESSED, served_tokens=115_200), "step"),
+        (replace(PRESSED, least_tokens=115_201), "no selection would help"),
+        (replace(PRESSED, unrelieved=True), "no selection would help"),
+        (replace(PRESSED, archive_trouble="disk full"), "disk full"),
+        (replace(PRESSED, in_flight=True), "step"),
+        (replace(PRESSED, open_calls=True), "no result"),
+        (replace(PRESSED, held_out=True), "held out"),
+        (replace(PRESSED, passing_through="rejected"), "rejected"),
+        (replace(PRESSED, retry=True), "retry"),
+    ],
+)
+def test_a_step_is_left_alone_when(facts: Facts, word: str) -> None:
+    decision = decide(facts, KNOWN)
+    assert not decision.select and word in decision.reason
+
+
+def test_pressure_can_be_switched_off_and_is_nothing_for_mode_off() -> None:
+    for policy in (replace(KNOWN, pressure=False), replace(KNOWN, mode="off"), IDLE):
+        assert not decide(PRESSED, policy).select
+        assert not decide_again(PRESSED, replace(policy, pressure=False), "refused").select
+    assert not decide(replace(BUSY, served_tokens=130_000), replace(KNOWN, pressure=False)).select
+    assert not decide_again(PRESSED, replace(KNOWN, mode="off"), "refused").select
+
+
+def test_pressure_asks_neither_for_the_cache_nor_for_a_long_history() -> None:
+    request = replace(PRESSED, at_user_request=True)
+    for facts in (request, replace(request, first_seen=True), replace(request, mid_turn=True)):
+        assert decide(facts, KNOWN).pressed
+
+
+def test_a_refusal_for_length_asks_for_a_selection_whatever_was_decided() -> None:
+    for facts in (PRESSED, replace(PRESSED, retry=True), replace(PRESSED, in_flight=True), replace(BUSY, idle_s=1.0)):
+        assert decide_again(facts, IDLE, "refused").select
+    for facts in (
+        replace(PRESSED, side=True),
+        replace(PRESSED, opaque="conversation"),
+        replace(PRESSED, open_calls=True),
+        replace(PRESSED, held_out=True),
+        replace(PRESSED, archive_trouble="disk full"),
+    ):
+        assert not decide_again(facts, IDLE, "refused").select

@@ -228,3 +228,36 @@ def test_a_result_whose_own_call_is_unreadable_is_not_lost_with_an_older_call_of
     body = render_rewritten(request, {1, 2}, None)
     check_rewritten(request, body, {1, 2}, None)
     assert len(json.loads(body)["messages"]) == 5
+
+
+@given(st.data(), NAMES)
+def test_only_under_pressure_and_only_before_the_newest_steps_may_the_current_turn_lose_blocks(
+    data: st.DataObject, dialect: DialectName
+) -> None:
+    request = parse(data.draw(bodies(dialect)), dialect)
+    cut = cut_blocks(request.messages)
+    for place, block in enumerate(cut.blocks):
+        if block.kind in ("tools", "assistant") and not cut.open_calls:
+            body = render_rewritten(request, block.messages, None)
+            for into_turn, end in ((False, cut.turn_start), (True, cut.steps_start)):
+                if place < end:
+                    check_rewritten(request, body, block.messages, None, into_turn)
+                else:
+                    with pytest.raises(GuardFailure, match="current turn"):
+                        check_rewritten(request, body, block.messages, None, into_turn)
+
+
+def test_users_pinned_blocks_and_halves_stay_under_pressure_as_well() -> None:
+    steps = [
+        message
+        for n in range(5)
+        for message in (
+            {"role": "assistant", "content": None, "tool_calls": [{"id": f"c{n}", "function": {"name": "a"}}]},
+            {"role": "tool", "tool_call_id": f"c{n}", "content": "r"},
+        )
+    ]
+    request = chat({"role": "user", "content": "u"}, *steps[:2], {"role": "system", "content": "note"}, *steps[2:])
+    for left_out, why in (((0,), "user"), ((3,), "pinned"), ((1,), "split"), ((6, 7), "current turn")):
+        with pytest.raises(GuardFailure, match=why):
+            check_rewritten(request, render_rewritten(request, left_out, None), left_out, None, True)
+    check_rewritten(request, render_rewritten(request, (1, 2, 4, 5), None), (1, 2, 4, 5), None, True)
