@@ -28,6 +28,7 @@ from proxy.lab.compactors import Compacted, Compactors, Summariser, UnitSelector
 from proxy.lab.errors import LabError
 from proxy.lab.lic_page import COMPACTORS, FULL, NAME, ROWS, SELECTORS, render
 from proxy.lab.lic_tasks import SYSTEM, Task, code_of, read_tasks
+from proxy.lab.lingua import WEIGHTS, Squeezer, load_lingua
 from proxy.lab.own_proxy import OwnProxy, own_proxy
 from proxy.lab.results import Results, Row
 from proxy.lab.sandbox import GUARDS, MISSING, Outcome, Program, run_tests
@@ -74,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"which rows, separated by commas (default {','.join(SELECTORS)}; also {', '.join(COMPACTORS)})",
     )
+    parser.add_argument(
+        "--lingua-model",
+        metavar="NAME",
+        help=f"weights of the row {' or '.join(WEIGHTS)}: a folder or a Hugging Face name (default: the paper's)",
+    )
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, metavar="T", help=f"default {TEMPERATURE}")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the provider's)")
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="conversations at a time (default 4)")
@@ -90,6 +96,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
             raise LabError(f"--{flag.replace('_', '-')} is {value}; it must be at least 1")
     if not 0 <= arguments.temperature < math.inf:
         raise LabError(f"--temperature is {arguments.temperature}; it must be a number from 0 on")
+    if arguments.lingua_model and len(named := [name for name in selectors if name in WEIGHTS]) != 1:
+        raise LabError(f"--lingua-model is of one row: --selectors names {' and '.join(named) or 'none of them'}")
     key = _key(arguments.base_url, arguments.key_env)
     tasks = read_tasks(arguments.tasks)
     chosen = tasks.tasks[: arguments.instances]
@@ -104,6 +112,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         beta=settings.beta,
         evidence=settings.evidence,
         replay=settings.attention_model if arguments.replay else None,
+        **({"lingua_model": arguments.lingua_model} if arguments.lingua_model else {}),
     )
     _warn_of_missing_guards()
     for selector in selectors:
@@ -176,7 +185,7 @@ async def _run_selector(
             return
         if selector in COMPACTORS:
             model = ChatModel(client, join_target(arguments.base_url, PATH, ""), sampling)
-            compactors = _compactors(selector, settings, arguments.seed)
+            compactors = _compactors(selector, settings, arguments)
             await _in_parallel(arguments.parallel, left, results, Talk(model, compactors=compactors))
             return
         changed = msgspec.structs.replace(
@@ -193,10 +202,13 @@ async def _run_selector(
             await _in_parallel(arguments.parallel, left, results, Talk(model, proxy, replays=replays))
 
 
-def _compactors(name: str, settings: Settings, seed: int) -> Compactors:
+def _compactors(name: str, settings: Settings, arguments: argparse.Namespace) -> Compactors:
     if name == "summary":
         return Summariser
-    parameters = replace(parameters_of(settings), seed=seed)
+    if name in WEIGHTS:
+        squeeze = load_lingua(name, arguments.lingua_model)
+        return lambda model, session: Squeezer(squeeze)
+    parameters = replace(parameters_of(settings), seed=arguments.seed)
     granularity: Granularity = "paragraph" if name == "paragraph-blocks" else "line"
     return lambda model, session: UnitSelector(granularity, parameters, session, notice=settings.notice)
 

@@ -14,7 +14,13 @@ from proxy.lab.study import command_of, provenance
 NAME = "lic"
 FULL = "full"
 SELECTORS = (FULL, "recency", "random", "recap", "recap-without-graph", "user-messages")
-COMPACTORS = ("paragraph-blocks", "line-blocks", "summary")  # change the text: never through the proxy
+COMPACTORS = (
+    "paragraph-blocks",
+    "line-blocks",
+    "summary",
+    "llmlingua-2",
+    "longllmlingua",
+)  # change the text: never through the proxy
 ROWS = (*SELECTORS, *COMPACTORS)
 
 
@@ -34,6 +40,8 @@ PUBLISHED = {
     "recap-without-graph": Published("76.6 ± 1.95 (95)", "63.4 ± 2.61"),
     "paragraph-blocks": Published("83.2 ± 1.92 (152)", "–"),
     "line-blocks": Published("83.0 ± 2.45 (168)", "–"),
+    "llmlingua-2": Published("48.8 ± 3.96 (253)", "19.2 ± 5.07 (17)"),
+    "longllmlingua": Published("65.6 ± 4.56 (163)", "21.0 ± 2.83 (17)"),
     "summary": Published("75.4 ± 2.70 (372)", "36.8 ± 5.12 (602)"),
 }
 PUBLISHED_REPLAYED = Published("85.2 ± 2.17", "68.2 ± 3.49")  # Table 3, attention of Qwen3-0.6B
@@ -131,6 +139,8 @@ def _words(results: Results, found: dict[str, Summary]) -> Iterator[str]:
         yield from ("--max-tokens", str(about["max_tokens"]))
     if about["replay"]:
         yield "--replay"
+    if about.get("lingua_model"):
+        yield from ("--lingua-model", about["lingua_model"])
     if about["seed"]:
         yield from ("--seed", str(about["seed"]))
 

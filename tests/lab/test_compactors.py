@@ -1,6 +1,7 @@
 """What compactors make of a conversation, and whole runs of them with a model that is scripted."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from graphstore.parameters import Parameters
 from proxy.cli import main
 from proxy.lab.chat_model import Answer
 from proxy.lab.compactors import HANDOVER, SUMMARY_PROMPT, Compacted, Message, Summariser, UnitSelector
+from proxy.lab.lingua import EARLIER, Squeezer
 from proxy.lab.units import Granularity
 from tests.lab.test_lic import Programmer, Record, arguments, guesses, record, rows_of, write
 
@@ -81,6 +83,16 @@ def test_a_handover_follows_the_last_one_and_what_came_since() -> None:
     assert three.messages == (*users, said("user", f"{HANDOVER}\nthird"))
 
 
+def test_a_compressor_gets_a_text_a_message_and_its_text_is_sent() -> None:
+    def squeeze(texts: list[str], request: str) -> str:
+        return f"{request}|{'|'.join(texts)}"
+
+    found = asyncio.run(
+        Squeezer(squeeze).compact([said("system", "code"), said("user", "a"), said("assistant", "b")], "c")
+    )
+    assert found.messages == (said("system", "code"), said("user", f"{EARLIER}\nc|user: a|assistant: b"))
+
+
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
@@ -106,3 +118,25 @@ def test_compactors_are_rows_of_lost_in_conversation(tmp_path: Path, capsys: pyt
     assert "| summary | 2 | 2 |" in page and "83.2 ± 1.92 (152)" in page
     taken = rows["summary"]["compaction"]
     assert taken["prompt_tokens"] > 0 and taken["completion_tokens"] > 0 and taken["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("longllmlingua",), "longllmlingua needs the library llmlingua"),
+        (("full", "--lingua-model", "m"), "--lingua-model is of one row: --selectors names none of them"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named_before_the_model_is_asked(
+    more: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llmlingua", None)
+    write(tmp_path / "tasks.jsonl", record())
+    with Programmer(guesses) as model:
+        assert main(arguments(model, tmp_path, "--selectors", *more)) == 1
+        assert model.conversations == []
+    assert says in capsys.readouterr().err
