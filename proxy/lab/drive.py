@@ -234,7 +234,7 @@ async def drive(
             )
     finally:
         await conversations.close()
-    exchanges, selections = _archived(settings.db, starts_at)
+    exchanges, selections = _archived(recording.id, settings.db, starts_at)
     return Driven(exchanges, selections, tuple(missed))
 
 
@@ -256,11 +256,13 @@ def _reply(
     return json.dumps({"id": "simulated", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
-def _archived(path: str, starts_at: float) -> tuple[tuple[ExchangeRow, ...], dict[int, SelectionRow]]:
+def _archived(session: str, path: str, starts_at: float) -> tuple[tuple[ExchangeRow, ...], dict[int, SelectionRow]]:
     with open_reader(path) as reader:
         every = (row for session in reader.list_sessions() for row in reader.session_exchanges(session.id))
         rows = [row for row in every if row.started_at >= starts_at]
         rows.sort(key=lambda row: row.id)
         selections = {row.id: selection for row in rows if (selection := selection_of(reader, row.id)) is not None}
-    assert all(row.outcome == ("extension" if i else "new") for i, row in enumerate(rows)), "histories only grow"
+    odd = next((row.outcome for i, row in enumerate(rows) if row.outcome != ("extension" if i else "new")), None)
+    if odd is not None:
+        raise LabError(f"{session}: its history begins like that of another session ({odd}): leave one of the two away")
     return tuple(rows), selections

@@ -62,6 +62,13 @@ def test_what_an_answer_names_and_nothing_sent_has_is_read_again_once() -> None:
     assert rereads.note(Request(4, range(12, 13), 4, True), gone | {1}, tokens) == Missed(of_a, 0), "selected anew"
 
 
+def test_a_session_that_comes_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = json.dumps({"id": "twin", "messages": [json.loads(m) for m in recording().messages], "turn_starts": [1, 7]})
+    (tmp_path / "two.jsonl").write_text(f"{line}\n{line}\n")
+    assert main(["eval", "modes", str(tmp_path / "two.jsonl"), "--profile", "openai", "--out", str(tmp_path)]) != 0
+    assert "twin: its history begins like that of another session" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_auto_costs_no_more_than_the_cheapest_other_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Within two per cent, on the shipped sessions, for a provider that matches prefixes and one that does not."""
