@@ -480,6 +480,26 @@ async def test_a_block_thinner_than_a_pixel_does_not_swallow_its_neighbour(
         assert right == [0x15, 0x80, 0x3D] and left == [0xC9, 0xCE, 0xD8], "sent on the right, left out before"
 
 
+async def test_expansion_beyond_the_budget_is_no_overrun(
+    browser: "Browser", recorded: Recorded, tmp_path: Path
+) -> None:
+    """It has room of its own; only what is protected can exceed the budget."""
+
+    async def expanded(route: "Route") -> None:
+        reply = await route.fetch()
+        body = await reply.json()
+        selection = body["selection"]
+        selection["spent"]["expanded"] += selection["budget"]
+        selection["cost"] += selection["budget"]
+        await route.fulfill(response=reply, json=body)
+
+    async with visiting(browser, recorded, tmp_path) as visit:
+        await visit.page.route("**/turns/5", expanded)
+        await visit.to(f"session/{recorded.names[CODING]}/turn/5")
+        text = await visit.text()
+        assert "budget 5,845" in text and "expanded 5,845" in text and "exceeded" not in text
+
+
 async def test_a_turn_says_what_was_asked_and_keeps_what_a_person_typed_when_something_happens(
     browser: "Browser", recorded: Recorded, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ export function selectionView(name, selection, comparedWith, served) {
   if (!selection.blocks.length) return h("p", { class: "quiet" }, "No history yet: there is nothing to choose from.");
   const { spent } = selection;
   const left = Math.max(0, selection.budget - selection.cost);
-  const over = Math.max(0, selection.cost - selection.budget);
+  const over = Math.max(0, spent.protected - selection.budget); // expansion has room of its own beyond the budget
   const parts = [
     ["protected", spent.protected, "protected"], ["packed", spent.packed, "packed"], ["expanded", spent.expanded, "expanded"], ["left", left, "free"],
   ].map(([part, value, tone]) => ({ name: part, value, text: number(value), tone }));
