@@ -578,9 +578,9 @@ async def test_what_if_is_compared_with_everything_before_the_first_selection(tm
     ],
 )
 async def test_what_if_says_what_would_come_of_it(tmp_path: Path, changes: Json, outcome: str, reason: str) -> None:
-    dialogue = Dialogue(tmp_path, changes=changes)
+    dialogue = Dialogue(tmp_path)
     await dialogue.send([*FULL, user("now")], headers=ONE)
-    async with looking_after(dialogue) as look:
+    async with looking_after(dialogue, **changes) as look:
         shown = await look.post(f"sessions/{look.session('one').name}/what-if", {"query": "x"})
         assert shown["outcome"] == outcome and reason in shown["reason"]
 
