@@ -16,9 +16,9 @@ import msgspec
 
 from graphstore.records import ExchangeRow
 from graphstore.store.report import Tokens
+from proxy.economics.warmth import PROBABLY
 
 MILLION = 1_000_000
-PROBABLY = 0.5
 
 Warmth = Callable[[str, float], float]  # model, pause in seconds -> probability that what was sent before is cached
 

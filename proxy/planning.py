@@ -27,6 +27,7 @@ from proxy.boundary import RELIEVED_TO, Decision, Facts, Policy, decide, decide_
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.economics.outlook import Economics
+from proxy.economics.warmth import PROBABLY
 from proxy.economics.weighing import CHARS_PER_TOKEN, Weighed, ways_of
 from proxy.holdout import draw
 from proxy.overflow import Overflow, Windows
@@ -193,7 +194,7 @@ class Planner:
         choice, parameters = self._choose(draft, window * CHARS_PER_TOKEN if draft.decision.pressed else None)
         if draft.decision.weigh:
             weighed = self._weigh(draft, choice.left_out)
-            boundary: BoundaryKind = "cold" if weighed.pays or weighed.warm < 0.5 else "warm"
+            boundary: BoundaryKind = "cold" if weighed.pays or weighed.warm <= PROBABLY else "warm"
             reason = f"{draft.decision.reason}; {weighed}"
             draft.decision = replace(draft.decision, boundary=boundary, reason=reason, select=weighed.pays)
             if not weighed.pays:

@@ -20,6 +20,7 @@ PRIOR_WEIGHT = 2.0
 WIDTH = 0.5  # of the kernel, in natural logarithms of the pause
 HIT_SHARE = 0.5  # of the prompt before, from which on it counts as served
 PAUSE_MIN_S = 1.0
+PROBABLY = 0.5  # above this probability a cache counts as warm
 
 
 class Seen(NamedTuple):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from graphstore.blocks import Block, Message
 from proxy.economics.profiles import STEP_TOKENS, Profile
+from proxy.economics.warmth import PROBABLY
 
 CHARS_PER_TOKEN = 4  # an estimate, alike for both ways
 
 MARGIN = 0.05  # of what the request costs as it stands: estimates are off by some per cent
 WARM_DROP_MIN_TOKENS = 2048  # less is not worth a prefix that is probably still cached
-PROBABLY = 0.5
 REASONED_AGAIN = 0.5  # share of lost reasoning that the model does again
 READ_AGAIN = 0.05  # share of what is dropped that the agent reads again, with one more request
 REQUESTS_PRIOR = 6.0  # of a turn, of which nothing is known yet
