@@ -90,8 +90,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Decision("warm", "another request of this session is still running")
 
     cold = _why_cold(facts, policy)
-    idle_enough = facts.idle_s is not None and facts.idle_s >= policy.idle_after_s
-    weigh = cold is None and policy.mode == "auto" and (idle_enough or not facts.mid_turn)
+    weigh = cold is None and policy.mode == "auto" and (is_idle(facts, policy) or not facts.mid_turn)
     if weigh:
         cold = f"idle for {facts.idle_s or 0:.0f} s"
     if cold is None:
@@ -144,8 +143,13 @@ def _at_step(facts: Facts, policy: Policy) -> Decision:
     return Decision("cold", pressure, select=True, pressed=True)
 
 
+def is_idle(facts: Facts, policy: Policy) -> bool:
+    """Whether nothing was asked for so long that the cache is believed cold."""
+    return facts.idle_s is not None and facts.idle_s >= policy.idle_after_s
+
+
 def _why_cold(facts: Facts, policy: Policy) -> str | None:
-    idle = facts.idle_s is not None and facts.idle_s >= policy.idle_after_s
+    idle = is_idle(facts, policy)
     pressed = _is_pressed(facts, policy) and not facts.unrelieved
     if facts.mid_turn and not idle:
         return _pressure(facts, policy) if pressed else None

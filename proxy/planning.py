@@ -23,7 +23,7 @@ from graphstore.store.archive import Archive
 from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.reader import load_evidence
 from graphstore.store.report import turn_openings
-from proxy.boundary import RELIEVED_TO, Decision, Facts, Policy, decide, decide_again
+from proxy.boundary import RELIEVED_TO, Decision, Facts, Policy, decide, decide_again, is_idle
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.economics.outlook import Economics
@@ -471,7 +471,7 @@ class Planner:
 
     def _count_turn(self, found: Identified, facts: Facts, parsed: ParsedRequest) -> None:
         session = found.session
-        idle = facts.idle_s is not None and facts.idle_s >= self._policy.idle_after_s
+        idle = is_idle(facts, self._policy)
         if found.outcome == "retry":
             return
         if found.outcome == "new":
