@@ -97,6 +97,11 @@ class Selection:
         """True when the protected blocks alone exceed even what expansion may reach."""
         return self.protected_cost > self.allowance
 
+    @property
+    def marked(self) -> frozenset[int]:
+        """Blocks that a person pinned or muted."""
+        return frozenset(block.ordinal for block in self._history if block.mark is not None)
+
     def verdicts(self) -> tuple[VerdictRow, ...]:
         """Why each block was kept or left out, in chronological order."""
         chosen, seeds, capped = set(self.chosen), set(self.seeds), set(self.capped)

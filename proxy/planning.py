@@ -27,7 +27,6 @@ from proxy.boundary import RELIEVED_TO, Decision, Facts, Policy, decide, decide_
 from proxy.clients import credential, recognise
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.economics.outlook import Economics
-from proxy.economics.warmth import PROBABLY
 from proxy.economics.weighing import CHARS_PER_TOKEN, Weighed, ways_of
 from proxy.holdout import draw
 from proxy.overflow import Overflow, Windows
@@ -193,8 +192,8 @@ class Planner:
         window = self._policy_for(draft.incoming).context_window_tokens
         choice, parameters = self._choose(draft, window * CHARS_PER_TOKEN if draft.decision.pressed else None)
         if draft.decision.weigh:
-            weighed = self._weigh(draft, choice.left_out)
-            boundary: BoundaryKind = "cold" if weighed.pays or weighed.warm <= PROBABLY else "warm"
+            weighed = self._weigh(draft, choice)
+            boundary: BoundaryKind = "warm" if weighed.is_warm and not weighed.pays else "cold"
             reason = f"{draft.decision.reason}; {weighed}"
             draft.decision = replace(draft.decision, boundary=boundary, reason=reason, select=weighed.pays)
             if not weighed.pays:
@@ -265,8 +264,8 @@ class Planner:
                 return
         self._save(draft, selection)
 
-    def _weigh(self, draft: Draft, left_out: frozenset[int]) -> Weighed:
-        """The present way against one that leaves out these blocks."""
+    def _weigh(self, draft: Draft, choice: Choice) -> Weighed:
+        """The present way against this choice."""
         assert draft.found is not None and draft.incoming is not None
         session, incoming = draft.found.session, draft.incoming
         try:
@@ -280,7 +279,8 @@ class Planner:
             incoming.parsed.messages,
             known=draft.found.known,
             present=session.left_out,
-            proposed=left_out,
+            proposed=choice.left_out,
+            marked=choice.selection.marked,
             head=len(incoming.parsed.instructions) + len(incoming.parsed.tools),
             noticed=self._notice,
         )

@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "less than going on, by what is known of the provider's cache and prices (docs/economics.md). `always`: at "
             "every user request. `off`: send everything as it came, and record what would have been sent."
         ),
-    ] = "idle"
+    ] = "auto"
     idle_after: Annotated[
         float,
         _doc(

@@ -30,6 +30,7 @@ class Ways:
     known: int  # the beginning of `appended` that was sent before
     shared: int  # the beginning that both have
     reasoning: int = 0  # after that beginning, in `rewritten`
+    asked: bool = False  # by the request or a person: blocks come back, or one muted by hand goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,23 @@ class Weighed:
     profile: str
 
     @property
+    def is_warm(self) -> bool:
+        return self.warm > PROBABLY
+
+    @property
     def pays(self) -> bool:
+        """Once the cache is gone, what was asked for is sent whatever it costs."""
+        if not self.is_warm and self.ways.asked:
+            return True
         is_little = self.ways.appended - self.ways.rewritten < WARM_DROP_MIN_TOKENS
-        return self.net > self.margin and not (is_little and self.warm > PROBABLY)
+        return self.net > self.margin and not (is_little and self.is_warm)
 
     def __str__(self) -> str:
         ways = self.ways
+        wanted = "asked for" if ways.asked and not self.is_warm else f"{self.margin:.0f} are wanted"
         return (
             f"a rewrite from {ways.appended} to {ways.rewritten} tokens, the first {ways.shared} alike, "
-            f"{'saves' if self.net >= 0 else 'costs'} {abs(self.net):.0f} ({self.margin:.0f} are wanted): "
+            f"{'saves' if self.net >= 0 else 'costs'} {abs(self.net):.0f} ({wanted}): "
             f"cached with probability {self.warm:.2f}, {self.further:.0f} requests to follow, prices of {self.profile}"
         )
 
@@ -67,14 +76,18 @@ def ways_of(
     proposed: frozenset[int],
     head: int,
     noticed: bool,
+    marked: frozenset[int] = frozenset(),
 ) -> Ways:
     """`known`: leading messages of the request before. `present`, `proposed`: ordinals left out. `head`: characters
-    before the messages; `noticed`: a notice follows them as soon as anything is left out."""
+    before the messages; `noticed`: a notice follows them as soon as anything is left out. `marked`: ordinals that a
+    person pinned or muted."""
     appended = rewritten = sent = shared = reasoning = 0
+    asked = False
     alike = not noticed or bool(present) == bool(proposed)
     for block, ordinal in zip(blocks, ordinals, strict=True):
         stands, stays = ordinal not in present, ordinal not in proposed
         alike = alike and stands == stays
+        asked = asked or (stays and not stands) or (ordinal in marked and stays != stands)
         if stands:
             appended += block.cost
             sent += block.cost if block.messages[-1] < known else 0
@@ -84,7 +97,7 @@ def ways_of(
                 reasoning += sum(messages[i].cost for i in block.messages if messages[i].role == "reasoning")
         shared += block.cost if alike and stands else 0
     sizes = (head + appended, head + rewritten, head + sent, head + min(shared, sent), reasoning)
-    return Ways(*(size // CHARS_PER_TOKEN for size in sizes))
+    return Ways(*(size // CHARS_PER_TOKEN for size in sizes), asked=asked)
 
 
 def weigh(ways: Ways, profile: Profile, warm: float, further: float) -> Weighed:

@@ -1,11 +1,13 @@
 """The expected net of a rewrite, against the sums of a person with a pencil."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from graphstore.blocks import Block, Message
 from proxy.economics.profiles import shipped
+from proxy.economics.warmth import PROBABLY
 from proxy.economics.weighing import MARGIN, READ_AGAIN, Ways, further_requests, ways_of, weigh
 
 KNOWN = {profile.name: profile for profile in shipped()}
@@ -88,10 +90,12 @@ MESSAGES = [Message("user") if kind == "user" else Message("assistant", cost=COS
 BLOCKS = [Block(kind, (i,), COSTS[kind], ()) for i, kind in enumerate(KINDS)]  # type: ignore[arg-type]
 
 
-def sizes(present: set[int], proposed: set[int], *, noticed: bool, known: int = 5) -> Ways:
+def sizes(
+    present: set[int], proposed: set[int], *, noticed: bool, known: int = 5, marked: frozenset[int] = frozenset()
+) -> Ways:
     return ways_of(
         BLOCKS, range(7), MESSAGES, known=known, present=frozenset(present), proposed=frozenset(proposed), head=2000,
-        noticed=noticed,
+        noticed=noticed, marked=marked,
     )  # fmt: skip
 
 
@@ -115,6 +119,22 @@ def test_what_was_left_out_and_comes_back_breaks_the_prefix_too() -> None:
 
 def test_only_what_was_sent_before_is_shared() -> None:
     assert sizes(set(), {5}, noticed=False, known=2).shared == (2000 + 4400) // 4
+
+
+def test_what_comes_back_or_goes_by_hand_was_asked_for() -> None:
+    assert not sizes({1}, {1, 4}, noticed=True).asked
+    assert sizes({1}, {4}, noticed=True).asked
+    assert sizes({1}, {1, 4}, noticed=True, marked=frozenset({4})).asked
+    assert not sizes({1}, {1, 4}, noticed=True, marked=frozenset({1, 2})).asked
+
+
+def test_what_was_asked_for_is_sent_at_any_price_once_the_cache_is_gone() -> None:
+    ways = Ways(appended=10_000, rewritten=12_000, known=9_000, shared=500)
+    for warm, asked in product((0.0, PROBABLY, 1.0), (False, True)):
+        weighed = weigh(replace(ways, asked=asked), GPT5, warm, 0)
+        assert weighed.net < 0
+        assert weighed.pays == (asked and warm <= PROBABLY)
+        assert ("asked for" in str(weighed)) == weighed.pays
 
 
 def test_reasoning_counts_behind_the_cut_alone() -> None:
