@@ -46,7 +46,7 @@ def decode_body(body: bytes, encodings: Sequence[bytes], limit_bytes: int) -> by
     return body
 
 
-# Each returns `size` bytes (brotli: up to half as many more) or all there are, and raises for a body that ends too early
+# Each returns `size` bytes (brotli: up to twice as many) or all there are, and raises for a body that ends too early
 # or is followed by something else.
 
 

@@ -16,7 +16,19 @@ from tests.fuzz.wild import VALUES, cut, damaged, messages
 
 NAMES: list[DialectName] = ["chat", "responses"]
 LINES = st.sampled_from(
-    [b"data: a", b"data", b"data:", b"data:  b", b"event: e", b"event", b"id: 1", b": c", b"", b"\xef\xbb\xbf", b"x\x00"]
+    [
+        b"data: a",
+        b"data",
+        b"data:",
+        b"data:  b",
+        b"event: e",
+        b"event",
+        b"id: 1",
+        b": c",
+        b"",
+        b"\xef\xbb\xbf",
+        b"x\x00",
+    ]
 )
 ENDS = st.sampled_from([b"\n", b"\r", b"\r\n"])
 STREAMS = st.lists(st.tuples(LINES | st.binary(max_size=6), ENDS).map(b"".join), max_size=20).map(b"".join)
@@ -77,7 +89,9 @@ def odd_streams(draw: st.DrawFn, dialect: DialectName) -> bytes:
     """Events and chunks of almost the right form."""
     item = messages(dialect) | VALUES
     if dialect == "chat":
-        choice = st.fixed_dictionaries({}, optional={"index": st.just(0) | VALUES, "delta": item, "finish_reason": VALUES})
+        choice = st.fixed_dictionaries(
+            {}, optional={"index": st.just(0) | VALUES, "delta": item, "finish_reason": VALUES}
+        )
         payload = st.fixed_dictionaries(
             {"choices": st.lists(choice, max_size=2)}, optional={"usage": VALUES, "id": VALUES, "error": VALUES}
         )
@@ -89,8 +103,8 @@ def odd_streams(draw: st.DrawFn, dialect: DialectName) -> bytes:
             {"type": st.sampled_from(["response.completed", "response.output_item.done", "error"]) | VALUES},
             optional={"item": item, "response": response | VALUES},
         )
-    parts = [f"data: {json.dumps(value)}\n\n".encode() for value in draw(st.lists(payload | VALUES, max_size=5))]
-    return b"".join(parts) + draw(st.sampled_from([b"", b"data: [DONE]\n\n", b"event: error\ndata: {}\n\n"]))
+    events = [f"data: {json.dumps(value)}\n\n".encode() for value in draw(st.lists(payload | VALUES, max_size=5))]
+    return b"".join(events) + draw(st.sampled_from([b"", b"data: [DONE]\n\n", b"event: error\ndata: {}\n\n"]))
 
 
 @pytest.mark.parametrize("dialect", NAMES)

@@ -25,7 +25,9 @@ ENCODERS: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 CODINGS = st.sampled_from(sorted(ENCODERS))
 LAYERS = st.lists(CODINGS, min_size=1, max_size=4)
-PLAIN = st.binary(max_size=40) | st.builds(lambda part, times: part * times, st.binary(max_size=9), st.integers(0, 9000))
+PLAIN = st.binary(max_size=40) | st.builds(
+    lambda part, times: part * times, st.binary(max_size=9), st.integers(0, 9000)
+)
 LIMIT = 1 << 17
 
 

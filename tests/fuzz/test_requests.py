@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contexts import parts_of
 from proxy.dialects.base import Dialect, DialectName, ParsedRequest, UnreadableRequest
 from proxy.dialects.chat import ChatDialect
 from proxy.dialects.responses import ResponsesDialect
@@ -73,7 +74,8 @@ def check_spans(request: ParsedRequest, array: list[Any]) -> None:
 
 
 def check_messages(reader: Dialect, request: ParsedRequest) -> None:
-    """Each says the same alone; everything that is stored of it can be stored."""
+    """Each says the same when it is read again from the archive; everything that is stored of it can be stored."""
+    assert reader.parse_messages([request.raw(index) for index in range(len(request.messages))]) == request.messages
     for index, message in enumerate(request.messages):
         raw = request.raw(index)
         alone = reader.parse_message(raw)
@@ -94,8 +96,19 @@ def test_a_message_of_any_bytes_has_facts_and_texts(dialect: DialectName, data: 
     reader = MAKE[dialect]()
     message = reader.parse_message(raw)
     assert message.cost >= 0
-    for text in (reader.label(raw), reader.message_text(raw), reader.call_text(raw), *message.edits):
+    (part,) = parts_of(reader, [raw])
+    for text in (reader.label(raw), reader.message_text(raw), reader.call_text(raw), *message.edits, part.text):
         text.encode()
+
+
+HALF = json.dumps({"role": "assistant", "tool_calls": [{"id": "c", "function": {"arguments": '{"path": "\\udc00"}'}}]})
+
+
+def test_half_a_surrogate_pair_within_arguments_can_be_stored() -> None:
+    """The string spells an escape and is whole; what it spells is not."""
+    assert MAKE["chat"]().label(HALF.encode()).strip() == "\ufffd"
+    part = json.dumps({"role": "user", "content": [{"type": "\udc00"}]}).encode()
+    assert parts_of(MAKE["chat"](), [part])[0].text == "[\ufffd]"
 
 
 def mended(text: str) -> str:

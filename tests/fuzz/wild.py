@@ -69,18 +69,20 @@ _RESPONSES: st.SearchStrategy[Json] = st.one_of(
 )
 
 
+_SPLINTERS = st.binary(min_size=1, max_size=4) | st.sampled_from(
+    [b"\x00", b"\xff", b'"', b"\\", b"{", b"]", b",", b"\r", b"\n", b"\xef\xbb\xbf"]
+)
+
+
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """`whole` with some of its bytes lost, doubled, moved, changed or followed by others."""
+    """`whole` with some of its bytes lost, doubled, changed, or others among them."""
     for _ in range(draw(st.integers(1, 3))):
         start, end = sorted((draw(st.integers(0, len(whole))), draw(st.integers(0, len(whole)))))
-        whole = draw(
-            st.sampled_from([whole[:start], whole[start:], whole[:start] + whole[end:], whole[:end] + whole[start:]])
-            | st.binary(min_size=1, max_size=4).map(lambda new, at=start: whole[:at] + new + whole[at + len(new) :])  # type: ignore[misc]
-            | st.sampled_from([b"\x00", b"\xff", b'"', b"\\", b"{", b"]", b",", b"\r", b"\n", b"\xef\xbb\xbf"]).map(
-                lambda new, at=start: whole[:at] + new + whole[at:]  # type: ignore[misc]
-            )
-        )
+        new = draw(_SPLINTERS)
+        lost, doubled = [whole[:start], whole[start:], whole[:start] + whole[end:]], whole[:end] + whole[start:]
+        changed, added = whole[:start] + new + whole[start + len(new) :], whole[:start] + new + whole[start:]
+        whole = draw(st.sampled_from([*lost, doubled, changed, added]))
     return whole
 
 
