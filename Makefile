@@ -11,7 +11,7 @@ SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
 TYPED := -p tests.fakes -p tests.agents -p tests.meta
 
-.PHONY: serve test agents browser attention models bench bench-attention eval eval-attention eval-provider lint format types check clean
+.PHONY: serve test agents browser attention models bench bench-attention eval eval-attention eval-provider lint format types check audit fuzz clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
@@ -63,6 +63,19 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy --explicit-package-bases $(TYPED)
 
 check: lint types test
+
+# What is installed for serving, into .audit/sbom.json, and what is known against it. The tools have a place of their own.
+audit: $(VENV)/.installed attention .audit/.installed
+	.audit/bin/python scripts/audit.py $(VENV)/lib/python*/site-packages --sbom .audit/sbom.json $(ARGS)
+
+.audit/.installed: | $(VENV)/bin/python
+	$(BIN)/python -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
+	@touch $@
+
+# For an hour or a night: FUZZ_EXAMPLES of each kind (20,000), ARGS="-k encoding" a part of them.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/pytest tests/fuzz --hypothesis-profile=fuzz $(ARGS)
 
 # Real agents are a matter of the tests alone: without npm, or when it fails, those tests are skipped.
 agents:
@@ -124,4 +137,4 @@ $(VENV)/bin/python:
 	    { rm -rf $(VENV); echo "make: $(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) .agents .models build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) .agents .audit .models build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
