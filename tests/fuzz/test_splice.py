@@ -132,9 +132,7 @@ SHELL: list[Json] = [
 
 
 @settings(max_examples=2 * FEWER, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from(NAMES).flatmap(lambda name: st.tuples(st.just(name), scenes(name))), st.sampled_from([0, 0.3, 1])
-)
+@given(st.sampled_from(NAMES).flatmap(scenes), st.sampled_from([0, 0.3, 1]))
 @example(scene=("responses", SHELL, []), beta=0)  # the pair has one id for the request, and another alone
 def test_a_session_of_such_histories_is_served_whole_or_as_it_came(
     scene: tuple[DialectName, list[Json], list[int]], beta: float
