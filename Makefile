@@ -75,7 +75,7 @@ audit: $(VENV)/.installed attention .audit/.installed
 
 # For an hour or a night: FUZZ_EXAMPLES of each kind (20,000), ARGS="-k encoding" a part of them.
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/pytest tests/fuzz --hypothesis-profile=fuzz $(ARGS)
+	$(BIN)/pytest tests/fuzz tests/inspector/test_openapi.py --hypothesis-profile=fuzz $(ARGS)
 
 # Real agents are a matter of the tests alone: without npm, or when it fails, those tests are skipped.
 agents:

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-from proxy.inspector.routes import MarkRequest, WhatIfRequest
+from proxy.inspector.routes import NUMBER_DIGITS, MarkRequest, WhatIfRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FILE = ROOT / "docs" / "api.md", ROOT / "docs" / "openapi.json"
 NUMBERS = ("number", "time", "seconds", "characters", "bytes", "tokens", "provider's tokens", "money")
 BODIES: dict[str, type[msgspec.Struct]] = {"what-if": WhatIfRequest, "mark": MarkRequest}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 10**NUMBER_DIGITS - 1}
 RUN = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 Fields = dict[str, str]  # dotted name -> type, as the page says it
 Json = dict[str, Any]
@@ -84,7 +85,8 @@ def operation(method: str, path: str, given: Fields, schemas: Json) -> Json:
         {"name": part, "in": "path", "required": True, "schema": _path_part(part)}
         for part in re.findall(r"{(\w+)}", path)
     ]
-    parameters += [{"name": part, "in": "query", "schema": _type(kind)} for part, kind in given.items()]
+    kinds = {part: COUNT if kind == "number" else _type(kind) for part, kind in given.items()}
+    parameters += [{"name": part, "in": "query", "schema": schema} for part, schema in kinds.items()]
     found: Json = {"responses": {"200": {"description": "As docs/api.md says", "content": content}}}
     if method == "POST":
         parameters.append({"name": "x-recap-token", "in": "header", "required": True, "schema": {"type": "string"}})
@@ -162,7 +164,7 @@ def _json(schema: Json) -> Json:
 
 
 def _path_part(name: str) -> Json:
-    return {"type": "string"} if name == "session" else {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+    return {"type": "string"} if name == "session" else COUNT
 
 
 def _body(wanted: type[msgspec.Struct]) -> Json:

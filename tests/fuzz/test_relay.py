@@ -7,9 +7,10 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.conversations import open_conversations
@@ -165,3 +166,14 @@ def test_whatever_is_sent_and_answered_in_whatever_encoding_passes_as_it_came(
     state = archiving.runner.run(exchange(archiving.proxy.port, request("/recap/health", method="GET")))
     assert json.loads(state.body)["archive"]["state"] == "ok"
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@settings(max_examples=4 * FEWER, suppress_health_check=list(HealthCheck))
+@given(st.text(max_size=8) | st.binary(max_size=8), st.sampled_from(["", "api/", "static/", "api/sessions/", "health"]))
+@example(rest="\n", place="")  # a mount of Starlette takes no line feed, and what no route takes goes upstream
+def test_no_path_of_ours_reaches_the_upstream(archiving: Line, rest: str | bytes, place: str) -> None:
+    count = len(archiving.upstream.calls)
+    quoted = quote(rest.encode("utf-8", "surrogatepass") if isinstance(rest, str) else rest)
+    data = request(f"/recap/{place}{quoted}", method="GET", headers=[("Connection", "close")])
+    reply = archiving.runner.run(exchange(archiving.proxy.port, data))
+    assert len(archiving.upstream.calls) == count and reply.status < 500
