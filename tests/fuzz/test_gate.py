@@ -9,11 +9,13 @@ from proxy.gate import check_caller
 from proxy.settings import Settings
 from tests.fuzz.wild import damaged
 
-OWN_NAME = re.compile(rb"(127(\.\d+){3}|localhost|\[[0:]*1\])(:\d*)?", re.IGNORECASE)
+# A name may end in dots; what ends in .localhost is this machine everywhere (RFC 6761).
+OWN_NAME = re.compile(rb"(127(\.\d+){3}|([^:/?#@\[\]]+\.)?localhost|\[[0:]*1\])\.*(:\d*)?", re.IGNORECASE)
 HOSTS = st.sampled_from([b"127.0.0.1:8787", b"localhost", b"[::1]:8787", b"evil.test", b"127.0.0.1.evil.test"])
 
 
 @given(HOSTS | HOSTS.flatmap(damaged) | st.binary(max_size=20))
+@example(b"127.0.0.1.")
 @example(b"127.0.0.1@evil.test")
 @example(b"evil.test#127.0.0.1")
 def test_no_host_but_this_machines_own_names_is_let_in(host: bytes) -> None:
