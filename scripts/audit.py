@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--sbom", type=Path, help="write the list there, as CycloneDX JSON")
     parser.add_argument("--require", action="store_true", help="fail when nobody could be asked")
     given, options = parser.parse_known_args(argv)
-    installed = {canonicalize_name(found.name): found for found in distributions(path=[str(given.site)])}
+    installed: dict[str, Distribution] = {
+        canonicalize_name(found.name): found for found in distributions(path=[str(given.site)])
+    }
     problem = None if ROOT in installed else f"{ROOT} is not installed in {given.site}: make serve"
     problem = problem or (None if find_spec("pip_audit") else f"pip-audit is not installed for {sys.executable}")
     if problem is not None:
@@ -104,8 +106,8 @@ def _component(package: Distribution) -> Json:
     name, version = canonicalize_name(package.name), package.version
     purl = f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
     found: Json = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
-    if expression := package.metadata.get("License-Expression"):
-        found["licenses"] = [{"expression": expression}]
+    if "License-Expression" in package.metadata:
+        found["licenses"] = [{"expression": package.metadata["License-Expression"]}]
     return found
 
 

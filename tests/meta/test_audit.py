@@ -1,14 +1,14 @@
 """scripts/audit.py: what is listed, and what is said of each outcome. Nobody is asked here."""
 
 import json
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 
 import pytest
 from packaging.utils import canonicalize_name
 
 from scripts.audit import CANARY, Report, closure, main, read, sbom, verdict
 
-INSTALLED = {canonicalize_name(found.name): found for found in distributions()}
+INSTALLED: dict[str, Distribution] = {canonicalize_name(found.name): found for found in distributions()}
 KNOWN = Report(known=("requests 2.19.0: PYSEC-2018-28",))
 NOT_FOUND = {"name": "aiohttp", "skip_reason": "Dependency not found on PyPI and could not be audited"}
 FINE = {"name": "aiohttp", "version": "3", "vulns": []}
