@@ -16,9 +16,10 @@ import pytest
 
 from graphstore.records import Batch
 from graphstore.store import writer
-from proxy import conversations, planning, selecting
+from proxy import conversations, planning, rewrite, selecting
 from proxy.sessions import Registry
 from tests.simulation import world
+from tests.simulation.disk import TROUBLES
 from tests.simulation.histories import keep, kept_seeds, play, play_all
 from tests.simulation.machine import Machine
 
@@ -26,7 +27,7 @@ HISTORIES = int(os.environ.get("TEST_HISTORIES") or (10_000 if os.environ.get("C
 FIRST = int(os.environ.get("TEST_HISTORIES_FROM") or 0)
 STORIES_SHOWN = 3
 SEEN_BY_ALL = frozenset(
-    {*world.ACTIONS, *(f"disk {trouble}" for trouble in world.TROUBLES)}
+    {*world.ACTIONS, *(f"disk {trouble}" for trouble in TROUBLES)}
     | {"new", "extension", "retry", "undo", "fork", "side", "amendment", "client pruning", "client compaction"}
     | {"cold", "warm", "step", "none", "rewritten", "original", "fell back", "pass-through", "not saved", "unrecorded"}
     | {"died", "ended"}
@@ -60,7 +61,7 @@ def test_a_history_follows_from_its_seed() -> None:
 
 def _left_out_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """The splice drops one message more, and the guard sleeps."""
-    render = planning.render_rewritten
+    render = rewrite.render_rewritten
 
     def wrong(request: Any, left_out: Any, notice: Any) -> bytes:
         stays = [i for i in range(len(request.messages)) if i not in left_out]
@@ -71,7 +72,7 @@ def _left_out_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _changes_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    render = planning.render_rewritten
+    render = rewrite.render_rewritten
     monkeypatch.setattr(planning, "render_rewritten", lambda *given: render(*given).replace(b"look at", b"look on", 1))
     monkeypatch.setattr(planning, "check_rewritten", lambda *_: None)
 
@@ -181,7 +182,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], frozenset[str]]] 
     "a plan without a reason": (_gives_no_reason, frozenset({"explain"})),
     "usage that is not the provider's": (_invents_usage, frozenset({"explain"})),
     "a plan that waits for a model": (_waits_for_a_model, frozenset({"never wait"})),
-    "blocks without messages": (_writes_blocks_of_nothing, frozenset({"verify"})),
+    "blocks without messages": (_writes_blocks_of_nothing, frozenset({"verify", "explain"})),
 }
 
 

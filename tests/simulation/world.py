@@ -9,7 +9,6 @@ import asyncio
 import gzip
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,20 +36,18 @@ from proxy_model.context import ContextBlock
 from proxy_model.errors import ModelUnavailable, ReplayError
 from proxy_model.worker import Worker
 from tests.observed import replay_of
-from tests.properties.clients import Client, Message
+from tests.properties.clients import LUNCH_S, SUMMARY, SYSTEM, Client, Crowd, Message
+from tests.properties.promises import Broken, never_chills, never_mangles, require
 from tests.proxy.dialogue import FIELDS, PATHS
 from tests.simulation import promises
 from tests.simulation.disk import TROUBLES, Disk, over
 from tests.simulation.machine import Machine, Process, Thread
-from tests.simulation.promises import Broken, Call, require
+from tests.simulation.promises import Call
 from tests.simulation.upstream import CALL_HEADER, Attempt, Behaviour, SimulatedUpstream, behaviour
 
 IDLE_AFTER_S = 3600.0
-LUNCH_S = 4000.0
-SUMMARY = "The summary of everything that happened here so far."
 RARELY = 97.0  # the worker's looks at its queue are alike: it looks less often, and a history costs less
 PATIENCE_S = 30.0  # in which a request is answered by a provider that answers
-SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 
 # What happens in a history, and how often.
 ACTIONS: dict[str, int] = {
@@ -96,24 +93,21 @@ class _Observer:
         pass
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Crowd):
     """`log` says what happened, for a history that fails."""
 
     path: Path
     machine: Machine
     steps: int
-    seen: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    clients: list[Client] = field(default_factory=list)
     last: dict[int, Call] = field(default_factory=dict)  # by client
     last_in: dict[tuple[int, int | None], Call] = field(default_factory=dict)  # by client and session
     expected: dict[int, Call] = field(default_factory=dict)  # by exchange: what the archive must have in the end
     fell_back_at: dict[int, float] = field(default_factory=dict)  # by client
     left_out: set[bytes] = field(default_factory=set)
     losses_until: int = -1  # calls up to this number may be missing: a queue ran over, or a process died
-    current: int = 0
     proxy: Proxy | None = None
     worker: Process | None = None
     problem: Exception | None = None
@@ -121,7 +115,6 @@ class World:
 
     def __post_init__(self) -> None:
         random = self.random
-        self.dialect: DialectName = random.choice(("chat", "responses"))
         self.disk = Disk(self.path, self.machine)
         self.upstream = SimulatedUpstream(self._asked)
         self.is_rough = random.random() < 0.3
@@ -136,9 +129,8 @@ class World:
             beta=0.3,
             attention=random.choice(("auto", "auto", "off")),
         )
-        self.clients.append(Client(self.dialect, random.choice(("s0", None)), system=SYSTEM))
+        self.join(Client(self.dialect, random.choice(("s0", None)), system=SYSTEM))
         self.was_short = False
-        self._names = 0
         self._gone: dict[int, asyncio.Event] = {}
         self._served: dict[int, asyncio.Task[None]] = {}
         self._own_tasks: set[asyncio.Task[Any]] = set()
@@ -146,10 +138,6 @@ class World:
     @property
     def random(self) -> Random:
         return self.machine.random
-
-    @property
-    def client(self) -> Client:
-        return self.clients[self.current]
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.machine.time() - 1_800_000_000:10.3f}  {text}")
@@ -301,28 +289,12 @@ class World:
 
     # -- clients ------------------------------------------------------------------------------------------------
 
-    async def do_turn(self, n: int) -> None:
-        """Some work, an answer, and the next request."""
-        for i in range(1 + n % 2):
-            self.client.work(n + i)
-            if n % 3 == 0:
-                await self._quick()
-        self.client.answer(n)
-        self.client.ask(n)
-        await self._quick()
+    async def say(self, *, answer: str = "ok", **given: Any) -> None:
+        await self._quick(Behaviour(text=answer) if answer == SUMMARY else None, **given)
 
-    async def do_lunch(self, n: int) -> None:
-        await asyncio.sleep(LUNCH_S)
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
         await self._recover()
-        await self.do_turn(n)
-
-    async def do_work(self, n: int) -> None:
-        self.client.work(n)
-        await self._quick()
-
-    async def do_ask(self, n: int) -> None:
-        self.client.ask(n)
-        await self._quick()
 
     async def do_busy(self, n: int) -> None:
         """The next request, while the one before it still runs."""
@@ -335,12 +307,6 @@ class World:
     async def do_wait(self, n: int) -> None:
         await asyncio.sleep((0.1, 1.0, 6.0, 60.0, 700.0)[n % 5])
 
-    async def do_retry(self, n: int) -> None:
-        await asyncio.sleep((0.0, 5.0, 2 * LUNCH_S)[n % 3])
-        await self._recover()
-        if self.client.history:
-            await self._quick()
-
     async def do_leave(self, n: int) -> None:
         """Clients hang up: now, or soon after they asked."""
         if n % 2 and self.client.history:
@@ -352,87 +318,20 @@ class World:
                 call.left = True
                 self._gone[call.number].set()
 
-    async def do_undo(self, n: int) -> None:
-        if self.client.history:
-            self.client.undo(n)
-            await self._quick()
-
-    async def do_regenerate(self, n: int) -> None:
-        if self.client.history:
-            before = list(self.client.history)
-            self.client.regenerate(n)
-            await self._quick()
-            if n % 2:
-                self.client.history = before
-                await self._quick()
-
-    async def do_edit(self, n: int) -> None:
-        if self.client.history:
-            self.client.edit(n)
-            await self._quick()
-
-    async def do_amend(self, n: int) -> None:
-        if self.client.history:
-            self.client.amend(n)
-            await self._quick()
-
-    async def do_prune(self, n: int) -> None:
-        if self.client.history:
-            self.client.prune(n)
-            await self._quick()
-
-    async def do_compact(self, n: int) -> None:
-        if self.client.history:
-            asked = [*self.client.history, {"role": "user", "content": "Summarise the above."}]
-            await self._quick(Behaviour(text=SUMMARY), history=asked, tools=0)
-            self.client.compact(SUMMARY)
-            await self._quick()
-
-    async def do_disturb(self, n: int) -> None:
-        self.client.disturb(n)
-        if n % 4 == 0:
-            self.client.ask(n)
-        await self._quick()
-
-    async def do_side(self, n: int) -> None:
-        title: Message = {"role": "system", "content": "You write titles."}
-        question: Message = {"role": "user", "content": f"A title for {self.client.made}?"}
-        await self._quick(history=[question], tools=0, system=title)
-
-    async def do_fork(self, n: int) -> None:
-        twin = self.client.fork((self._name(), None, self.client.session_id)[n % 3])
-        self._join(twin)
-        if n % 2 and twin.history:
-            twin.undo(n // 2)
-
     async def do_fresh(self, n: int) -> None:
-        self._join(Client(self.dialect, self._name() if n % 2 else None, system=SYSTEM))
+        await super().do_fresh(n)
         await self.do_turn(n)
-
-    async def do_switch(self, n: int) -> None:
-        self.current = n % len(self.clients)
-
-    async def do_change(self, n: int) -> None:
-        match n % 3:
-            case 0:
-                self.client.model = f"model-{n}"
-            case 1:
-                self.client.tools = 1 + n % 5
-            case 2:
-                self.client.system = {"role": "system", "content": f"You are agent {n}."} if n % 4 else None
 
     async def do_twice(self, n: int) -> None:
         """The same request on two connections."""
         self.client.ask(n)
-        await asyncio.sleep(LUNCH_S * (n % 2))
-        await self._recover()
+        await self.pause(LUNCH_S * (n % 2))
         await self._send()
         await self._quick()
 
     async def do_volley(self, n: int) -> None:
         """Everybody at once."""
-        await asyncio.sleep(LUNCH_S * (n % 2))
-        await self._recover()
+        await self.pause(LUNCH_S * (n % 2))
         for number in range(len(self.clients)):
             self.current = number
             self.client.answer(n)
@@ -627,7 +526,16 @@ class World:
         plain = json.dumps(body).encode()
         wire = gzip.compress(plain, 1, mtime=0) if random.random() < 0.1 else plain
         how = replace(how, stream=stream) if how else behaviour(random, stream=stream, is_rough=self.is_rough)
-        call = Call(len(self.calls), self.current, client, self.dialect, plain, wire, how, self.machine.time())
+        call = Call(
+            dialect=self.dialect,
+            body=plain,
+            number=len(self.calls),
+            who=self.current,
+            client=client,
+            wire=wire,
+            how=how,
+            arrived_at=self.machine.time(),
+        )
         self.calls.append(call)
         self._gone[call.number] = asyncio.Event()
         self.note(f"  request {call.number} of {client.session_id}: {len(messages)} messages, {how.kind} {how.status}")
@@ -681,7 +589,7 @@ class World:
         call.row = getattr(plan.exchange, "row", None)
         self.note(
             f"  planned {call.number}: {call.row.id if call.row else '-'} {call.row.outcome if call.row else '-'}, "
-            f"{call.row.reason if call.row else '-'}, left out {len(promises.gone_of(call)) if plan.body else 0}"
+            f"{call.row.reason if call.row else '-'}, left out {len(call.gone)}"
         )
         if self.machine.process.dead:
             return
@@ -689,8 +597,8 @@ class World:
             self._count(call)
             promises.never_waits(call, self.disk)
             if call.plan_body is not None:
-                promises.never_mangles(call, call.plan_body)
-            gone = promises.gone_of(call)
+                never_mangles(call, call.plan_body)
+            gone = call.gone
             promises.never_loses(gone, self.disk)
             self.left_out.update(message_digest(raw) for raw in gone)
             promises.explains_a_plan(call, self.disk)
@@ -702,10 +610,10 @@ class World:
             if call.row.outcome == "side":
                 return
             before = self.last_in.get((call.who, call.row.session_id)) or self.last.get(call.who)
-            if before is not None and not self._has_other(call.client):
+            if before is not None and before.row is not None and not self.has_other(call.client):
                 fell_back = self.fell_back_at.get(call.who, float("-inf")) >= (before.planned_at or 0.0)
-                lost = before.row is None or self.expected.get(before.row.id) is not before
-                promises.never_chills(before, call, self.disk, rejected=fell_back, lost=lost)
+                if not fell_back and not promises.was_cold_between(before.row, call.row, self.disk):
+                    never_chills(before, call, lost=self.expected.get(before.row.id) is not before)
             self.last[call.who] = self.last_in[call.who, call.row.session_id] = call
 
     def _count(self, call: Call) -> None:
@@ -738,20 +646,6 @@ class World:
     def _break(self, problem: Exception) -> None:
         self.note(f"BROKEN {problem!r}")
         self.problem = self.problem or problem
-
-    def _has_other(self, me: Client) -> bool:
-        """Another client is on the same session as far as the proxy can tell: their requests are one sequence."""
-        return any(
-            other is not me and (other.session_id == me.session_id or me.session_id is None) for other in self.clients
-        )
-
-    def _name(self) -> str:
-        self._names += 1
-        return f"s{self._names}"
-
-    def _join(self, client: Client) -> None:
-        self.clients.append(client)
-        self.current = len(self.clients) - 1
 
 
 class _Watched:
