@@ -22,7 +22,7 @@ from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.replays import Replay
 from graphstore.store import verify as verification
 from graphstore.store.archive import open_queue, open_reader
-from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.writer import QUEUE_BATCHES_MAX
 from proxy.commands.verify import recut
@@ -40,12 +40,14 @@ from tests.properties.clients import LUNCH_S, SUMMARY, SYSTEM, Client, Crowd, Me
 from tests.properties.promises import Broken, never_chills, never_mangles, require
 from tests.proxy.dialogue import FIELDS, PATHS
 from tests.simulation import promises
-from tests.simulation.disk import TROUBLES, Disk, over
+from tests.simulation.damage import DAMAGES, harm, mend, upgrade
+from tests.simulation.disk import OTHER, TROUBLES, Disk, over
 from tests.simulation.machine import Machine, Process, Thread
 from tests.simulation.promises import Call
 from tests.simulation.upstream import CALL_HEADER, Attempt, Behaviour, SimulatedUpstream, behaviour
 
 IDLE_AFTER_S = 3600.0
+_COUNTS = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM exchanges)"
 RARELY = 97.0  # the worker's looks at its queue are alike: it looks less often, and a history costs less
 PATIENCE_S = 30.0  # in which a request is answered by a provider that answers
 
@@ -55,7 +57,7 @@ ACTIONS: dict[str, int] = {
     "undo": 2, "regenerate": 2, "edit": 2, "amend": 2, "prune": 3, "compact": 2, "disturb": 3, "side": 2,
     "fork": 3, "fresh": 2, "switch": 3, "change": 2, "twice": 2, "volley": 2,
     "trouble": 6, "heal": 4, "kill": 4, "kill_within": 5, "cut_power": 2, "restart": 2,
-    "hire": 3, "kill_worker": 2, "flush": 2, "health": 1,
+    "occupy": 3, "look": 3, "damage": 3, "hire": 3, "kill_worker": 2, "flush": 2, "health": 1,
 }  # fmt: skip
 
 
@@ -110,6 +112,8 @@ class World(Crowd):
     losses_until: int = -1  # calls up to this number may be missing: a queue ran over, or a process died
     proxy: Proxy | None = None
     worker: Process | None = None
+    others: list[Process] = field(default_factory=list)  # who reads or locks the file beside them
+    is_damaged: bool = False  # the file is, and nobody has repaired it: what stands in it proves nothing
     problem: Exception | None = None
     commits_verified: int = -1
 
@@ -157,6 +161,7 @@ class World(Crowd):
             finally:
                 self.disk.heal()
                 await self._stop_worker()
+                self._send_away()
                 await self._bury(Process("none"))
                 self.disk.close()
         if self.problem is not None:
@@ -187,7 +192,7 @@ class World(Crowd):
         """What must hold between any two steps."""
         if self.problem is not None:
             raise self.problem
-        if self.disk.commits == self.commits_verified:
+        if self.is_damaged or self.disk.commits == self.commits_verified:
             return
         self.commits_verified = self.disk.commits
         promises.verifies_at_a_glance(self.disk)
@@ -197,6 +202,7 @@ class World(Crowd):
         self.note("come to rest")
         self.disk.heal()
         self.disk.spare()
+        self._send_away()
         self.was_short, self.queue_max = self.queue_max is not None, None
         if self._archive is not None:
             self._archive.writer._queue_max = QUEUE_BATCHES_MAX
@@ -374,9 +380,100 @@ class World(Crowd):
             await self._send()
             await asyncio.sleep(self.random.choice((0.0, 0.02, 0.4, 3.0)))
         await self._stop_worker()
+        self._send_away()
         await self._bury(Process("none"))
         self.disk.cut_power()
         self._note_losses()
+
+    async def do_occupy(self, n: int) -> None:
+        """Another program writes to the file, for longer than anybody waits, or not so long."""
+        other = self._let_in(OTHER)
+        seconds = self.random.choice((0.3, 4.0, 12.0, 400.0))
+        Thread(target=lambda: self.disk.occupy(other, seconds), process=other).start()
+        self.client.ask(n)
+        await self._quick()
+
+    async def do_look(self, n: int) -> None:
+        """`recap show` or the inspector reads beside us, and takes its time."""
+        Thread(
+            target=lambda: self._read_beside(self.random.choice((0.0, 0.5, 60.0))), process=self._let_in("look")
+        ).start()
+        await self.do_turn(n)
+
+    def _read_beside(self, seconds: float) -> None:
+        began = self.machine.time()
+        try:
+            with open_reader(self.path) as reader, reader.snapshot() as db:
+                before = db.exec_driver_sql(_COUNTS).one()
+                self.machine.sleep(seconds)
+                after = db.exec_driver_sql(_COUNTS).one()
+                rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
+            with self._breaking():
+                require(before == after, "explain", "a view of the archive changed under its reader")
+                require(all(row.reason for row in rows), "explain", "an exchange is shown without its reason")
+        except ArchiveUnavailable as error:
+            disturbed = self.is_damaged or self.disk.fails or self.disk.troubled_at >= began - BUSY_TIMEOUT_S
+            with self._breaking():
+                require(disturbed, "explain", f"the archive cannot be read, with a disk that works: {error}")
+
+    def _let_in(self, name: str) -> Process:
+        process = Process(name)
+        self.others.append(process)
+        return process
+
+    def _send_away(self) -> None:
+        for process in self.others:
+            process.kill()
+            self.disk.bury(process)
+        self.others.clear()
+
+    async def do_damage(self, n: int) -> None:
+        """All stand still, and the file is not what it was; work goes on with it, until somebody repairs it."""
+        damage = DAMAGES[n % len(DAMAGES)]
+        self.note(f"  {damage}")
+        self.seen[f"damage {damage}"] += 1
+        await self._stop_all()
+        harm(self.path, damage, self.random)
+        self.is_damaged = True
+        self._forget_what_was()
+        await self._recover(at_once=True)
+        await self.do_turn(n)
+        await self.do_lunch(n)
+        await self._recover(at_once=True)
+        assert self.proxy is not None
+        health = await self._own(asyncio.to_thread(self.proxy.conversations.health))
+        if health is not None:
+            told = health["state"] == "ok" or health["problem"]
+            require(told, "explain", "the archive fails, and nobody says why")
+            named = damage != "newer" or (health["state"] != "ok" and "newer version" in health["problem"])
+            require(named, "explain", f"an archive of a newer version, and health says {health['problem']}")
+        await self._stop_all()
+        said: list[str] = []
+        await self._own(asyncio.to_thread(lambda: said.append(mend(self.settings))))
+        self.disk.bury(self.machine.process)
+        if damage == "newer":
+            require(said and "newer version" in said[0], "explain", "repair of a newer archive says something else")
+            upgrade(self.path)
+        self.disk.replaced()
+        self.is_damaged = False
+        self.commits_verified = -1
+        self._forget_what_was()
+
+    async def _stop_all(self) -> None:
+        await self._stop_worker()
+        self._send_away()
+        self.disk.heal()
+        self.disk.spare()
+        await self._bury(Process("none"))
+        self.machine.process = Process("repair")
+
+    def _forget_what_was(self) -> None:
+        """Of what the file had, what it has now is all that can be asked for."""
+        self.losses_until = len(self.calls) - 1
+        self.expected.clear()
+        self.last.clear()
+        self.last_in.clear()
+        self.left_out.clear()
 
     async def do_restart(self, n: int) -> None:
         """In order: what is queued gets written."""
@@ -478,6 +575,8 @@ class World(Crowd):
     def _note_losses(self) -> None:
         """What a process that died had not written is gone; what the archive has by now must stay."""
         self.losses_until = len(self.calls) - 1
+        if self.is_damaged:
+            return
         rows = {id for (id,) in self.disk.ask("SELECT id FROM exchanges")}
         self.expected = {id: call for id, call in self.expected.items() if id in rows}
         self._check_left_out()
@@ -598,6 +697,8 @@ class World(Crowd):
             promises.never_waits(call, self.disk)
             if call.plan_body is not None:
                 never_mangles(call, call.plan_body)
+            if self.is_damaged:
+                return
             gone = call.gone
             promises.never_loses(gone, self.disk)
             self.left_out.update(message_digest(raw) for raw in gone)
