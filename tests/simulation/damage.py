@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 from unittest import mock
 
-from graphstore.store import archive
+from graphstore.store import archive, schema
 from graphstore.store.engine import ArchiveUnavailable
 from proxy.commands import repair
 from proxy.settings import Settings
@@ -45,7 +45,7 @@ def harm(path: Path, damage: Damage, random: Random) -> None:
 def upgrade(path: Path) -> None:
     """What a person does about a newer archive: start the version that knows it."""
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE alembic_version SET version_num = ?", (archive.schema.REVISION,))
+        db.execute("UPDATE alembic_version SET version_num = ?", (schema.REVISION,))
 
 
 def mend(settings: Settings) -> str:
