@@ -64,11 +64,15 @@ def refill_between(text: str, begin: re.Pattern[str], fill: Callable[[re.Match[s
             lines += [*fill(open_mark, "\n".join(inside)).splitlines(), line]
             open_mark = None
         else:
-            wanted = f"`{END}` of {open_mark[0]}" if open_mark is not None else "mark that begins a part"
+            wanted = f"`{END}` of {_name(open_mark)}" if open_mark is not None else "mark that begins a part"
             raise LabError(f"line {number} is {line!r}, but the {wanted} is missing before it")
     if open_mark is not None:
-        raise LabError(f"the part of {open_mark[0]} has no `{END}`")
+        raise LabError(f"the part of {_name(open_mark)} has no `{END}`")
     return "\n".join(lines) + "\n"
+
+
+def _name(begins: re.Match[str]) -> str:
+    return " in ".join(filter(None, begins.groups()))
 
 
 def parts_of(text: str) -> list[tuple[Mark, str]]:
