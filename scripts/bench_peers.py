@@ -31,12 +31,12 @@ from typing import Any
 from bench_proxy import MODEL_S, growth
 from bench_rig import (
     KEY,
-    Connection,
     at_once,
     cpu_seconds,
     free_port,
     grown,
     let_think,
+    members,
     one_by_one,
     process,
     reachable,
@@ -124,14 +124,15 @@ async def load(running: Running, requests: list[list[bytes]]) -> dict[str, Any]:
     return {"per_s": round(await at_once(running.port, later, len(requests)), 2)}
 
 
-async def answers(way: Way, port: int, log: Path) -> None:
+async def answers(running: Running, log: Path) -> None:
     """Wait until it answers a request. Raises `NotMeasured` with the last that it printed."""
+    assert running.leader is not None
     body = next(grown([{"role": "user", "content": "hello"}], 1, stream=False))
     deadline, why = time.monotonic() + STARTED_S, "it does not listen"
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and members(running.leader):
         try:
-            await reachable(port, 1)
-            await asyncio.wait_for((await Connection(port).open()).ask(body), 30)
+            await reachable(running.port, 1)
+            await asyncio.wait_for(one_by_one(running.port, [body]), 30)
             return
         except (RuntimeError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             why = str(error) or type(error).__name__
@@ -164,7 +165,7 @@ def started(folder: Path, up: int) -> Iterator[tuple[list[Running], dict[str, st
                 absent[way.name] = str(error)
         for running, log_file in begun:
             try:
-                asyncio.run(answers(running.way, running.port, log_file))
+                asyncio.run(answers(running, log_file))
                 found.append(running)
             except NotMeasured as error:
                 absent[running.way.name] = str(error)

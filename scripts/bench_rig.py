@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,8 +101,10 @@ class Connection:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
         return self
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
 
     async def ask(self, body: bytes) -> tuple[float, float]:
         """Seconds to the first body byte and to the end. Raises `RuntimeError`: the answer is not 200."""
@@ -133,7 +135,7 @@ async def one_by_one(port: int, requests: Sequence[bytes]) -> list[float]:
     try:
         return [(await connection.ask(body))[0] for body in requests]
     finally:
-        connection.close()
+        await connection.close()
 
 
 async def at_once(port: int, requests: list[bytes], connections: int) -> float:
@@ -151,7 +153,7 @@ async def at_once(port: int, requests: list[bytes], connections: int) -> float:
     await asyncio.gather(*(worker(connection) for connection in opened))
     seconds = time.perf_counter() - start
     for connection in opened:
-        connection.close()
+        await connection.close()
     return len(requests) / seconds
 
 
@@ -161,12 +163,13 @@ async def let_think(port: int, ms: int) -> None:
     writer.write(b"GET /think/%d HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % ms)
     await reader.readuntil(b"\r\n\r\n")
     writer.close()
+    await writer.wait_closed()
 
 
 async def reachable(port: int, deadline_s: float = READY_S) -> None:
     for _ in range(int(10 * deadline_s)):
         try:
-            (await Connection(port).open()).close()
+            await (await Connection(port).open()).close()
             return
         except OSError:
             await asyncio.sleep(0.1)

@@ -35,7 +35,9 @@ class Found:
     @cached_property
     def why(self) -> dict[str, str]:
         """Why a way was not measured at all, or not all of it."""
-        return {row["way"]: row["why"] for row in self.rows if "why" in row and "where" not in row}
+        ran = {row["way"] for row in self.rows if "json_ms" in row}  # absent when the run began, not when it went on
+        failed = (row for row in self.rows if "why" in row and not row["item"].startswith("profile "))
+        return {row["way"]: row["why"] for row in failed if row["way"] not in ran or "absent" not in row["item"]}
 
     def times_ms(self, body: str, way: str, kind: str) -> list[float]:
         return [x for row in self._of(body=body, way=way) for x in row.get(kind, ())]
