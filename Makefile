@@ -9,9 +9,10 @@ BIN := $(VENV)/bin
 EVAL := $(BIN)/recap eval
 SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
-TYPED := -p tests.fakes -p tests.agents -p tests.meta
+TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties
 
-.PHONY: serve test agents browser attention models bench bench-attention eval eval-attention eval-provider lint format types check clean
+.PHONY: serve test agents browser attention models bench bench-peers bench-attention eval eval-attention eval-provider lint format types check \
+	audit fuzz clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
@@ -23,6 +24,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python scripts/bench_selection.py
 	$(BIN)/python scripts/bench_proxy.py
 	$(BIN)/python scripts/bench_inspector.py
+
+# Beside other proxies, each from PyPI in an environment of its own in .peers. Some eight minutes; run it again to go on.
+bench-peers: $(VENV)/.installed-dev
+	$(BIN)/python scripts/bench_peers.py --into docs/benchmarks.md $(ARGS)
 
 bench-attention: $(VENV)/.installed-attention
 	$(BIN)/python scripts/bench_attention.py $(ARGS)
@@ -63,6 +68,19 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy --explicit-package-bases $(TYPED)
 
 check: lint types test
+
+# What is installed for serving, into .audit/sbom.json, and what is known against it. The tools have a place of their own.
+audit: $(VENV)/.installed attention .audit/.installed
+	.audit/bin/python scripts/audit.py $(VENV)/lib/python*/site-packages --sbom .audit/sbom.json $(ARGS)
+
+.audit/.installed: | $(VENV)/bin/python
+	$(BIN)/python -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
+	@touch $@
+
+# For an hour or a night: FUZZ_EXAMPLES of each kind (20,000), ARGS="-k encoding" a part of them.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/pytest tests/fuzz tests/inspector/test_openapi.py --hypothesis-profile=fuzz $(ARGS)
 
 # Real agents are a matter of the tests alone: without npm, or when it fails, those tests are skipped.
 agents:
@@ -124,4 +142,4 @@ $(VENV)/bin/python:
 	    { rm -rf $(VENV); echo "make: $(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) .agents .models build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) .agents .audit .models .peers build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -13,6 +13,7 @@ from proxy.ports import Headers
 # In this order: Codex shares `session-id` with its sub-agents, `thread-id` is one conversation.
 ID_HEADERS = ("thread-id", "x-session-id", "x-opencode-session", "x-session-affinity", "session-id", "session_id")
 PARENT_HEADERS = ("x-codex-parent-thread-id", "x-parent-session-id")
+CREDENTIALS = (b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key")
 # Agents that send tools with every real turn: a request without tools is a title, a summary or the like.
 TOOL_USERS = frozenset({"opencode", "codex", "qwen"})
 
@@ -48,7 +49,7 @@ def recognise(headers: Headers) -> Caller:
 
 def credential(headers: Headers) -> bytes:
     """The bytes that tell one account from another. Only ever used inside a keyed hash, never stored or logged."""
-    return b"\0".join(value for name, value in headers if name.lower() in (b"authorization", b"api-key", b"x-api-key"))
+    return b"\0".join(value for name, value in headers if name.lower() in CREDENTIALS)
 
 
 def _client(values: dict[str, str]) -> str:

@@ -17,6 +17,7 @@ from graphstore.store.report import left_out_of
 from proxy.dialects import stored_dialect
 from proxy.dialects.base import Dialect
 from proxy.dialects.content import NOTICE
+from proxy.dialects.scan import Malformed, read_value
 from proxy_model.context import ContextBlock, Part, Role
 from proxy_model.errors import ReplayError
 
@@ -162,8 +163,8 @@ def _text(dialect: Dialect, raw: bytes) -> str:
 
 def _marks(raw: bytes) -> Iterator[str]:
     try:
-        message = json.loads(raw)
-    except (ValueError, RecursionError):
+        message = read_value(raw)
+    except Malformed:
         return
     for name in ("content", "output"):
         parts = message.get(name) if isinstance(message, dict) else None

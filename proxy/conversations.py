@@ -31,6 +31,7 @@ from proxy.dialects.responses import ResponsesDialect
 from proxy.economics.outlook import Economics
 from proxy.economics.warmth import WarmthBook
 from proxy.encodings import Undecodable, decode_body
+from proxy.headers import tokens_of
 from proxy.keeping import Keeper
 from proxy.observers import Observers
 from proxy.overflow import Overflow, overflow_of
@@ -537,14 +538,8 @@ def _answer(dialect: Dialect, end: _End) -> Answer | None:
 
 def _plain(headers: Headers, body: bytes) -> bytes | None:
     """The decoded body of an answer, None when it cannot be decoded."""
-    encodings = [
-        coding.strip().lower()
-        for name, value in headers
-        if name.lower() == b"content-encoding"
-        for coding in value.split(b",")
-    ]
     try:
-        return decode_body(body, encodings, ANSWER_BYTES_MAX)
+        return decode_body(body, tokens_of(headers, b"content-encoding"), ANSWER_BYTES_MAX)
     except Undecodable as error:
         log.warning("answer.undecodable error=%s", error)
         return None

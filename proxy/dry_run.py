@@ -93,7 +93,7 @@ def dry_run(reader: Reader, session: SessionRow, settings: Settings, query: str,
     answer = latest_answer(reader, session)
     if not any(dialect.parse_message(raw).calls for raw in answer):  # a call without its result is never rewritten
         contents = [*contents, *answer]
-    messages = tuple(dialect.parse_message(raw) for raw in contents)
+    messages = dialect.parse_messages(contents)
     request = _request(session, contents, messages)
     cut = cut_blocks([*messages, Message("user")])  # the query is the current turn; what stands before it is history
     ordinals = _ordinals(reader, session, cut, blocks)

@@ -27,8 +27,8 @@ class Undecodable(ValueError):
 def decode_body(body: bytes, encodings: Sequence[bytes], limit_bytes: int) -> bytes:
     """Undo `encodings` (tokens of Content-Encoding, in the order in which they were applied).
 
-    Raises Undecodable for an unknown coding, a damaged or cut-off body, and one that grows past `limit_bytes`; no more
-    than that is ever held.
+    Raises Undecodable for an unknown coding, a damaged or cut-off body, and one that grows past `limit_bytes`: a little
+    more than that is all that is ever held.
     """
     layers = [coding.decode("latin-1") for coding in reversed(encodings) if coding != b"identity"]
     if len(layers) > LAYERS_MAX:
@@ -46,7 +46,8 @@ def decode_body(body: bytes, encodings: Sequence[bytes], limit_bytes: int) -> by
     return body
 
 
-# Each returns at most `size` bytes, and raises for a body that ends too early before that.
+# Each returns `size` bytes (brotli: up to twice as many) or all there are, and raises for a body that ends too early
+# or is followed by something else.
 
 
 def _zstd(body: bytes, size: int) -> bytes:
@@ -55,6 +56,8 @@ def _zstd(body: bytes, size: int) -> bytes:
 
 
 def _gzip(body: bytes, size: int) -> bytes:
+    if not body:
+        raise EOFError("it is empty")
     with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
         return file.read(size)
 
@@ -80,6 +83,8 @@ def _inflate(body: bytes, size: int, wbits: int) -> bytes:
     decoded = decoder.decompress(body, size)
     if len(decoded) < size and not decoder.eof:
         raise EOFError("it ends too early")
+    if decoder.unused_data:
+        raise OSError("something follows it")
     return decoded
 
 

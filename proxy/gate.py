@@ -67,7 +67,7 @@ def check_destination(path: str, headers: Headers) -> Refusal | None:
     It would do so on the inspector's own origin, with all that the inspector may. Clients fetch; they neither navigate
     nor embed. Browsers that send no Fetch Metadata (plain http beyond loopback) are known by what they accept.
     """
-    if path == "/recap" or path.startswith("/recap/"):
+    if is_own(path):
         return None
     destination = value_of(headers, b"sec-fetch-dest").lower()
     is_shown = destination not in (b"", b"empty") or value_of(headers, b"sec-fetch-mode").lower() == b"navigate"
@@ -77,6 +77,11 @@ def check_destination(path: str, headers: Headers) -> Refusal | None:
         message = "Pages of the upstream are not shown here: this address is for clients. The inspector is at /recap/."
         return Refusal(403, "not_for_browsers", message)
     return None
+
+
+def is_own(path: str) -> bool:
+    """Whether this is one of ours to answer, whatever comes after: nothing of it may reach the upstream."""
+    return path == "/recap" or path.startswith("/recap/")
 
 
 def is_page(scope: Scope) -> bool:

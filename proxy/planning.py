@@ -65,6 +65,7 @@ class Draft:
     body: bytes | None = None  # what to send; None: the client's bytes
     left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
     sent_before: tuple[bytes, ...] | None = None  # what the request before it sent, as `Session.sent`
+    tried: "Tried | None" = None  # what a new selection makes of the request, found out before it was saved
 
     @property
     def session(self) -> Session | None:
@@ -73,6 +74,15 @@ class Draft:
     @property
     def must_be_secured(self) -> bool:
         return self.decision.select or self.leaves_new or self.shows_again
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A checked body, and the selection (`Session.left_out`) under which it was made."""
+
+    under: frozenset[int]
+    body: bytes | None
+    left_out: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +268,8 @@ class Planner:
             session.left_out, session.row = choice.left_out, replace(session.row, selection_id=selection.id)
             session.stored, session.into_turn = session.left_out, into_turn
             try:
-                self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
+                made = self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
+                draft.tried = Tried(session.left_out, *made)
             except GuardFailure as failure:
                 self._keep_original(draft, session, str(failure))
                 return
@@ -322,7 +333,7 @@ class Planner:
         if not decision.select:
             return None
         before = (session.left_out, session.stored, session.row.selection_id, session.into_turn, session.unrelieved)
-        again = replace(draft, decision=decision, body=None, left_out=frozenset())
+        again = replace(draft, decision=decision, body=None, left_out=frozenset(), tried=None)
         room = min(sent, policy.context_window_tokens * CHARS_PER_TOKEN or sent)
         choice, parameters = self._choose(again, room)
         if _cost(incoming.parsed, draft.cut, _positions(draft.ordinals, choice.left_out)) >= sent:
@@ -411,7 +422,10 @@ class Planner:
 
     def _render(self, draft: Draft, session: Session, incoming: Incoming) -> Sent:
         try:
-            draft.body, draft.left_out = self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
+            if draft.tried is not None and draft.tried.under is session.left_out:
+                draft.body, draft.left_out = draft.tried.body, draft.tried.left_out
+            else:
+                draft.body, draft.left_out = self._rewritten(session, incoming.parsed, draft.cut, draft.ordinals)
         except GuardFailure as failure:
             log.warning("rewrite.refused session=%s why=%s", session.row.name, failure)
             self._keep_original(draft, session, str(failure))

@@ -427,10 +427,12 @@ class Registry:
             contents = self._contents(known)
         if contents is None:
             return None
-        dialect = incoming.dialect
+        dialect, same = incoming.dialect, [incoming.parsed.raw(i) for i in range(match.shared)]
+        raws = [contents[row_id(digest)] for digest in known]
+        messages = dialect.parse_messages([*same, *raws])[match.shared :]
         old = [
-            Version(digest, dialect.parse_message(raw), lambda raw=raw: dialect.message_text(raw))  # type: ignore[misc]
-            for digest, raw in ((digest, contents[row_id(digest)]) for digest in known)
+            Version(digest, message, lambda raw=raw: dialect.message_text(raw))  # type: ignore[misc]
+            for digest, message, raw in zip(known, messages, raws, strict=True)
         ]
         return changed_in_place(old, incoming.versions(match.shared))
 

@@ -18,64 +18,33 @@ import json
 import os
 import platform
 import random
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+from bench_rig import (
+    Connection,
+    at_once,
+    cpu_seconds,
+    free_port,
+    grown,
+    one_by_one,
+    process,
+    quantiles,
+    reachable,
+    resident_mb,
+    running_upstream,
+)
+
 MESSAGES, BODY_BYTES = 99, 200_000
 SETTLE_S = 5
 REQUESTS_A_SESSION = 25  # agents make 10 to 100 requests a user turn
 MODEL_S = 0.25  # to the first byte of a fast hosted model with a warm cache; most take longer
 RECORDED_S = 1.5  # after which what went before has been recorded
-ANSWER = json.dumps(
-    {
-        "id": "c",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 50_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 49_920}},
-    }
-).encode()
-EVENTS = [b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'] * 20 + [b"data: [DONE]\n\n"]
-
-
-async def upstream(port: int, delay_s: float) -> None:
-    """The least that an upstream can do: read a request, answer it, as a stream when the body asks for one.
-
-    `delay_s` is how long it thinks; no model is faster than the default.
-    """
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:"))
-                body = await reader.readexactly(length)
-                if delay_s:
-                    await asyncio.sleep(delay_s)
-                if b'"stream": true' in body[-40:]:
-                    writer.write(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-                    )
-                    for event in EVENTS:
-                        writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
-                    writer.write(b"0\r\n\r\n")
-                else:
-                    writer.write(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
-                        + ANSWER
-                    )
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=1 << 20)
-    async with server:
-        await server.serve_forever()
 
 
 def corpus() -> str:
@@ -106,119 +75,19 @@ def bodies(count: int, *, stream: bool, seed: int) -> list[bytes]:
                     "content": f"{seed} {session} {number}\n{code[place : place + length]}",
                 },
             ]
-        for step in range(REQUESTS_A_SESSION):
-            found.append(json.dumps({"model": "bench", "messages": history, "stream": stream}).encode())
-            history += [{"role": "assistant", "content": f"step {step}"}, {"role": "user", "content": "go on"}]
+        found += grown(history, REQUESTS_A_SESSION, stream=stream)
     return found[:count]
-
-
-class Connection:
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def open(self) -> "Connection":
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
-        return self
-
-    async def ask(self, body: bytes) -> tuple[float, float]:
-        """Seconds to the first body byte and to the end."""
-        start = time.perf_counter()
-        self._writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            b"authorization: Bearer bench\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
-        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise RuntimeError(f"the request failed: {head!r}")
-        if b"content-length" in head:
-            length = next(int(x[15:]) for x in head.split(b"\r\n") if x.startswith(b"content-length:"))
-            await self._reader.readexactly(length)
-            end = time.perf_counter()
-            return end - start, end - start
-        first = 0.0
-        while True:
-            size = int(await self._reader.readline(), 16)
-            await self._reader.readexactly(size + 2)
-            first = first or time.perf_counter() - start
-            if size == 0:
-                return first, time.perf_counter() - start
-
-
-async def one_by_one(port: int, requests: list[bytes]) -> list[float]:
-    """Seconds to the first body byte of each request, one after the other."""
-    connection = await Connection(port).open()
-    return [(await connection.ask(body))[0] for body in requests]
-
-
-async def at_once(port: int, requests: list[bytes], connections: int) -> float:
-    """Requests a second over so many connections."""
-    length = -(-len(requests) // connections)
-    sessions = [requests[i : i + length] for i in range(0, len(requests), length)]
-
-    async def worker(connection: Connection) -> None:
-        while sessions:
-            for body in sessions.pop():
-                await connection.ask(body)
-
-    opened = [await Connection(port).open() for _ in range(connections)]
-    start = time.perf_counter()
-    await asyncio.gather(*(worker(connection) for connection in opened))
-    return len(requests) / (time.perf_counter() - start)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@contextmanager
-def process(*command: str) -> Iterator[int]:
-    running = subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL)
-    try:
-        yield running.pid
-    finally:
-        running.terminate()
-        running.wait(20)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-async def reachable(port: int) -> None:
-    for _ in range(300):
-        try:
-            await Connection(port).open()
-            return
-        except OSError:
-            await asyncio.sleep(0.1)
-    raise RuntimeError(f"nothing listens on port {port} after 30 s")
-
-
-def quantiles(seconds: list[float]) -> tuple[float, float]:
-    """p50 and p99 in milliseconds."""
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return 1000 * cuts[49], 1000 * cuts[98]
 
 
 @contextmanager
 def servers(db: Path, think_ms: float) -> Iterator[tuple[int, int, int]]:
     """An upstream and a proxy before it: their ports, and the proxy's process id."""
-    up, port = free_port(), free_port()
-    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--upstream", f"http://127.0.0.1:{up}/v1")
-    serve += ("--attention", "off")  # the worker has a benchmark of its own
-    with (
-        process(__file__, "--serve-upstream", str(up), "--think-ms", str(think_ms)),
-        process(*serve, "--log-level", "warning") as pid,
-    ):
-        yield up, port, pid
+    port = free_port()
+    with running_upstream(think_ms) as up:
+        serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--log-level", "warning")
+        serve += ("--attention", "off")  # the worker has a benchmark of its own
+        with process(sys.executable, *serve, "--upstream", f"http://127.0.0.1:{up}/v1") as pid:
+            yield up, port, pid
 
 
 async def added(count: int, think_ms: float, folder: Path) -> None:
@@ -347,11 +216,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--think-ms", type=float, default=20, help="what the upstream takes to answer one by one")
-    parser.add_argument("--serve-upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve_upstream:
-        asyncio.run(upstream(arguments.serve_upstream, arguments.think_ms / 1000))
-        return 0
     with tempfile.TemporaryDirectory() as folder:
         print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
         asyncio.run(added(arguments.requests, arguments.think_ms, Path(folder)))

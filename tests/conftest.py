@@ -5,10 +5,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Hypothesis fails an example that takes longer than 200 ms. On a busy machine that says nothing of the code.
 settings.register_profile("recap", deadline=None)
+settings.register_profile(  # for an hour: make fuzz
+    "fuzz",
+    deadline=None,
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", 20_000)),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 settings.load_profile("recap")
 
 os.environ["COLUMNS"] = "160"  # tables are as wide as the terminal

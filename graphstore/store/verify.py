@@ -34,6 +34,8 @@ from graphstore.store.schema import (
 
 TOLERANCE = 1e-9  # of importances and weights: the same sums, read back from the disk
 ODD_SHOWN = 8
+# What a damaged file can make of any value that is read from it: another type, another size, nothing.
+UNREADABLE = (DBAPIError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 Recut = Callable[[SessionRow, Sequence[bytes]], Sequence[Block]]  # a session and its messages -> their blocks
 
@@ -54,14 +56,14 @@ def verify(reader: Reader, recut: Recut | None = None) -> list[Finding]:
         try:
             for check in (_messages, _nodes, _blocks, _selections, _references, _orphans):
                 findings += check(db)
-        except (DBAPIError, ValueError, TypeError) as error:
+        except UNREADABLE as error:
             return [*findings, Finding("database", "", f"a table cannot be read: {error}")]
     findings += chain.from_iterable(_graphs(reader, session) for session in reader.list_sessions())
     if recut is not None:
         for session in reader.list_sessions():
             try:
                 findings += _cuts(reader, session, recut)
-            except (ValueError, TypeError, LookupError) as error:
+            except UNREADABLE as error:
                 findings.append(Finding("sessions", str(session.id), f"its messages cannot be read: {error}"))
     return findings
 
@@ -168,7 +170,7 @@ def _graphs(reader: Reader, session: SessionRow) -> Iterator[Finding]:
         else:
             yield Finding("sessions", place, f"importance was derived by {rule!r}, which is no rule")
             return
-    except (GraphIntegrityError, ValueError, TypeError) as error:
+    except (GraphIntegrityError, *UNREADABLE) as error:
         yield Finding("observations", place, f"no graph follows from them: {error}")
         return
     states, links = derived.to_rows()

@@ -28,5 +28,4 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def recut(session: SessionRow, contents: Sequence[bytes]) -> Sequence[Block]:
     """The blocks that a history's messages form."""
-    parse = stored_dialect(session.dialect).parse_message
-    return cut_blocks([parse(raw) for raw in contents]).blocks
+    return cut_blocks(stored_dialect(session.dialect).parse_messages(contents)).blocks

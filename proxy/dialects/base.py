@@ -4,6 +4,7 @@ A `ParsedRequest` keeps the client's bytes and points into them; nothing is rebu
 response says, whatever its transport (JSON or an event stream, compressed or not).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -81,6 +82,9 @@ class Dialect(Protocol):
 
     def parse_message(self, raw: bytes) -> Message:
         """Facts of one message. Total: what is not understood has role `other`."""
+
+    def parse_messages(self, raws: Sequence[bytes]) -> tuple[Message, ...]:
+        """Facts of a whole history, results under the ids of their calls, as `parse_request` gives them. Total."""
 
     def message_text(self, raw: bytes) -> str:
         """Text for identifiers, search and token counts: message text only, not call arguments, never base64."""

@@ -4,6 +4,7 @@ A message is read once for its facts and never rebuilt. What this dialect does n
 leaves out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphstore.blocks import Message
@@ -23,7 +24,7 @@ from proxy.dialects.content import (
     text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
-from proxy.dialects.request import Beginnings, assemble_request, message_spans, read_fields
+from proxy.dialects.request import Beginnings, assemble_request, message_spans, read_fields, resolve_messages
 from proxy.dialects.scan import Malformed, read_value, render_value, split_object
 
 Call = tuple[str, Any]  # tool name, arguments as sent
@@ -55,6 +56,9 @@ class ChatDialect:
 
     def parse_message(self, raw: bytes) -> Message:
         return self._read_facts(raw).message
+
+    def parse_messages(self, raws: Sequence[bytes]) -> tuple[Message, ...]:
+        return resolve_messages([self._read_facts(raw) for raw in raws])
 
     def message_text(self, raw: bytes) -> str:
         message = _read_message(raw)

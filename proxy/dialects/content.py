@@ -3,11 +3,10 @@
 Total: whatever a client puts where content should stand has some text, perhaps none, and some size.
 """
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
-from proxy.dialects.scan import render_value
+from proxy.dialects.scan import Malformed, read_value, render_value
 
 PART_CHARS = 4_000  # what an image, sound or file counts; its base64 length says nothing of its worth
 LABEL_CHARS = 80
@@ -82,8 +81,8 @@ def calls_line(lines: Iterable[str]) -> str:
 def _telling(arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
-            decoded = json.loads(arguments)
-        except (ValueError, RecursionError):
+            decoded = read_value(arguments.encode())
+        except Malformed:
             return arguments
         return _telling(decoded) if isinstance(decoded, dict) else arguments
     if not isinstance(arguments, dict):

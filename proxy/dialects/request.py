@@ -128,7 +128,6 @@ def assemble_request(
         digests.append(digest)
         facts.append(memory.get(digest) or memory.put(digest, _check_utf8(body[start:end])))
     beginnings.keep(Beginning(body[: spans[-1][1]], spans, digests, facts))
-    aliases = dict(fact.alias for fact in facts if fact.alias)
     leading = sum(1 for _ in takewhile(lambda fact: fact.message.role == "instruction", facts))
     heads = [body[start:end] for start, end in spans[:leading]]
     return ParsedRequest(
@@ -138,7 +137,7 @@ def assemble_request(
         stream=fields.flag("stream"),
         spans=spans,
         leading=leading,
-        messages=tuple(_with_call_id(fact.message, aliases) if aliases else fact.message for fact in facts[leading:]),
+        messages=resolve_messages(facts[leading:]),
         digests=tuple(digests[leading:]),
         instructions=b"\n".join(filter(None, [fields.raw("instructions"), *heads])),
         tools=fields.array("tools") or fields.array("functions") or _tools_among(facts[:leading], heads),
@@ -158,8 +157,20 @@ def _check_utf8(raw: bytes) -> bytes:
     return raw
 
 
-def _with_call_id(message: Message, aliases: dict[str, str]) -> Message:
-    return replace(message, answers=tuple(aliases.get(answer, answer) for answer in message.answers))
+def resolve_messages(facts: Sequence[Facts]) -> tuple[Message, ...]:
+    """The messages of one history, each result under the id of its call: some may be answered by another one too."""
+    if not any(fact.alias for fact in facts):
+        return tuple(fact.message for fact in facts)
+    aliases: dict[str, str] = {}
+    messages = []
+    for fact in facts:
+        message = fact.message
+        messages.append(replace(message, answers=tuple(aliases.get(answer, answer) for answer in message.answers)))
+        for call in message.calls:  # the nearest call of an id is the one that is answered
+            aliases.pop(call, None)
+        if fact.alias:
+            aliases[fact.alias[0]] = fact.alias[1]
+    return tuple(messages)
 
 
 def _tools_among(facts: list[Facts], heads: list[bytes]) -> bytes:

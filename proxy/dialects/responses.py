@@ -4,6 +4,7 @@ Calls and results are separate items that pair by id, reasoning stands in items 
 the upstream does from there on. Those, and every type that we do not know, are `other`, which nobody leaves out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphstore.blocks import Message, Role
@@ -21,7 +22,15 @@ from proxy.dialects.content import (
     text_or_empty,
 )
 from proxy.dialects.facts import Facts, FactsMemory
-from proxy.dialects.request import Beginning, Beginnings, Fields, assemble_request, message_spans, read_fields
+from proxy.dialects.request import (
+    Beginning,
+    Beginnings,
+    Fields,
+    assemble_request,
+    message_spans,
+    read_fields,
+    resolve_messages,
+)
 from proxy.dialects.responses_answer import parse_responses_answer
 from proxy.dialects.scan import Malformed, Span, read_value, render_value, split_object
 
@@ -79,6 +88,9 @@ class ResponsesDialect:
 
     def parse_message(self, raw: bytes) -> Message:
         return self._read_facts(raw).message
+
+    def parse_messages(self, raws: Sequence[bytes]) -> tuple[Message, ...]:
+        return resolve_messages([self._read_facts(raw) for raw in raws])
 
     def message_text(self, raw: bytes) -> str:
         item = _read_item(raw)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, request_response
 from starlette.staticfiles import StaticFiles
 
 from graphstore.errors import GraphIntegrityError
@@ -88,6 +88,7 @@ class Inspector:
         self._reader: Reader | None = None
         self._opening = threading.Lock()
         self._stopped = False
+        self.nowhere = Guard(request_response(self._unknown), token=self._token)  # answers what `routes` do not take
         self.feed = Feed(lambda: Changes(settings.db), self._threads)
 
     def stop(self) -> None:

@@ -42,24 +42,37 @@ class Mark:
 
 def refill(text: str, fill: Callable[[Mark, str], str]) -> str:
     """The document with every part as `fill` makes it of mark and old part. Raises `LabError`: the marks do not fit."""
+
+    def filled(begins: re.Match[str], old: str) -> str:
+        return fill(Mark(begins["study"], begins["folder"] or ""), old)
+
+    return refill_between(text, BEGIN, filled)
+
+
+def refill_between(text: str, begin: re.Pattern[str], fill: Callable[[re.Match[str], str], str]) -> str:
+    """The same for parts that other lines begin. Raises `LabError`: the marks do not fit."""
     lines: list[str] = []
     open_mark, inside = None, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
-        begins = BEGIN.match(line)
+        begins = begin.match(line)
         if begins is None and line != END:
             (lines if open_mark is None else inside).append(line)
         elif begins is not None and open_mark is None:
-            open_mark, inside = Mark(begins["study"], begins["folder"] or ""), []
+            open_mark, inside = begins, []
             lines.append(line)
         elif begins is None and open_mark is not None:
             lines += [*fill(open_mark, "\n".join(inside)).splitlines(), line]
             open_mark = None
         else:
-            wanted = f"`{END}` of {open_mark}" if open_mark is not None else "mark that begins a part"
+            wanted = f"`{END}` of {_name(open_mark)}" if open_mark is not None else "mark that begins a part"
             raise LabError(f"line {number} is {line!r}, but the {wanted} is missing before it")
     if open_mark is not None:
-        raise LabError(f"the part of {open_mark} has no `{END}`")
+        raise LabError(f"the part of {_name(open_mark)} has no `{END}`")
     return "\n".join(lines) + "\n"
+
+
+def _name(begins: re.Match[str]) -> str:
+    return " in ".join(filter(None, begins.groups()))
 
 
 def parts_of(text: str) -> list[tuple[Mark, str]]:

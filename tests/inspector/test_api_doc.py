@@ -19,35 +19,18 @@ from proxy.inspector.sessions import SESSIONS_MAX
 from proxy.ledger import Price
 from proxy.metrics import Meters
 from proxy.settings import Settings
+from scripts.openapi import FILE, NUMBERS, PAGE, Fields, anchor, errors, linked, render, tables
 from tests.clock import VirtualClock
 from tests.inspector.conftest import Recorded
 from tests.inspector.looking import Look, looking, said
 from tests.inspector.world import HOSTILE
 from tests.support import running_proxy
 
-DOC = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text("utf-8")
+DOC = PAGE.read_text("utf-8")
 API = "/recap/api/"
-NUMBERS = ("number", "time", "seconds", "characters", "bytes", "tokens", "provider's tokens", "money")
-Fields = dict[str, str]  # dotted name -> type, as the page says it
 
 
-def anchor(heading: str) -> str:
-    """As GitHub makes them."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-
-def tables() -> dict[str, Fields]:
-    """Heading -> the fields of the table below it."""
-    found: dict[str, Fields] = {}
-    for section in re.split(r"^##+ ", DOC, flags=re.MULTILINE)[1:]:
-        heading, _, text = section.partition("\n")
-        rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \| [^|]*\|$", text, re.MULTILINE)
-        assert len({name for name, _ in rows}) == len(rows), f"{heading}: a field twice"
-        found[heading] = {name: kind.strip() for name, kind in rows}
-    return found
-
-
-TABLES = tables()
+TABLES = tables(DOC)
 
 
 def documented(heading: str) -> Fields:
@@ -55,12 +38,12 @@ def documented(heading: str) -> Fields:
     by_anchor = {anchor(other): other for other in TABLES}
     found: Fields = {}
     for name, kind in TABLES[heading].items():
-        link = re.fullmatch(r"\[[^]]+\]\(#([^)]+)\)( or null)?", kind)
-        if link is None:
+        target = linked(kind)
+        if target is None:
             found[name] = kind
             continue
-        found |= {f"{name}.{inner}": k for inner, k in documented(by_anchor[link[1]]).items()}
-        if link[2]:
+        found |= {f"{name}.{inner}": k for inner, k in documented(by_anchor[target]).items()}
+        if kind.endswith(" or null"):
             found[name] = "object or null"
     return found
 
@@ -200,7 +183,6 @@ def test_the_comparison_would_notice_a_difference() -> None:
 async def test_the_page_names_every_error_and_no_other(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", DOC, re.MULTILINE)
     found: set[tuple[int, str]] = set()
 
     def keep(reply: httpx.Response) -> None:
@@ -238,9 +220,13 @@ async def test_the_page_names_every_error_and_no_other(
             httpx.AsyncClient(base_url=proxy.url) as client,
         ):
             keep(await client.get(API + path))
-    assert found == {(int(status), code) for status, code in rows}
+    assert found == set(errors(DOC))
 
 
 def test_the_page_names_the_limits_that_hold() -> None:
     assert f"{routes.BODY_BYTES_MAX:,} bytes" in DOC and f"at most {SESSIONS_MAX}" in DOC
     assert routes.NUMBER_DIGITS == 9 and "nine digits" in DOC
+
+
+def test_the_openapi_file_is_the_page() -> None:
+    assert FILE.read_text("utf-8") == render(DOC), "python scripts/openapi.py > docs/openapi.json"

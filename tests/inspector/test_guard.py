@@ -225,7 +225,17 @@ async def test_the_page_without_a_key_is_no_way_around_the_other_rules(tmp_path:
 async def test_no_path_leads_out_of_the_static_files(tmp_path: Path) -> None:
     """Nor, with a key, from there into the API, which wants it."""
     ways = [path.replace("..", dots).replace("/", slash) for path in OUTSIDE for dots, slash in SPELLINGS]
-    ways += ["%00", "index.html%00", "..%00/routes.py", "a" * 5000, "../api/self", "%2e%2e/api/self", "../api/sessions"]
+    ways += [
+        "%0A",
+        "%0a../x",
+        "%00",
+        "index.html%00",
+        "..%00/routes.py",
+        "a" * 5000,
+        "../api/self",
+        "%2e%2e/api/self",
+        "../api/sessions",
+    ]
     async with guarded(tmp_path, proxy_key="secret") as (proxy, upstream):
         for way in ways:
             reply = await exchange(proxy.port, request(f"/recap/static/{way}", method="GET"))
@@ -238,7 +248,8 @@ async def test_no_path_leads_out_of_the_static_files(tmp_path: Path) -> None:
 async def test_nothing_under_recap_reaches_the_upstream(method: str, tmp_path: Path) -> None:
     """Whatever the method, and however much the path looks like one of the provider's."""
     paths = ("/recap", "/recap/", "/recap/v1/chat/completions", "/recap/api/responses", "/recap/static/../v1/models",
-             "/%72ecap/api/x", "/recap%2fapi/x", "/recap/api/self?path=/v1/models", "/recap/health")  # fmt: skip
+             "/%72ecap/api/x", "/recap%2fapi/x", "/recap/%0A", "/recap/static/%0Ax", "/recap%0A",
+             "/recap/api/self%0D%0A", "/recap/api/self?path=/v1/models", "/recap/health")  # fmt: skip
     async with guarded(tmp_path) as (proxy, upstream):
         given = [("Connection", "close"), (TOKEN, await token_of(proxy))]
         body = b"{}" if method in ("POST", "PUT", "PATCH") else None

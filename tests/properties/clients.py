@@ -5,7 +5,10 @@ into a test as it is printed.
 """
 
 import json
+from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from proxy.dialects.base import DialectName
@@ -13,6 +16,9 @@ from proxy.dialects.base import DialectName
 Message = dict[str, Any]
 Step = tuple[str, int]
 
+LUNCH_S = 4000.0  # after which no cache is warm
+SUMMARY = "The summary of everything that happened here so far."
+SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 IMAGE = "data:image/png;base64," + "A" * 400
 
 
@@ -215,3 +221,143 @@ def _output_field(message: Message) -> str | None:
     if message.get("role") == "tool":
         return "content"
     return "output" if message.get("type") == "function_call_output" else None
+
+
+@dataclass
+class Crowd(ABC):
+    """Clients, and what they do. One of them is the `current` one."""
+
+    dialect: DialectName
+    clients: list[Client] = field(default_factory=list)
+    current: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    names: "count[int]" = field(default_factory=lambda: count(1))
+
+    @abstractmethod
+    async def say(
+        self,
+        *,
+        history: list[Message] | None = None,
+        tools: int | None = None,
+        system: Message | None = None,
+        answer: str = "ok",
+    ) -> None:
+        """Send the current client's history, or what is given in place of it."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Time passes, and nobody says anything."""
+
+    @property
+    def client(self) -> Client:
+        return self.clients[self.current]
+
+    def join(self, client: Client) -> None:
+        self.clients.append(client)
+        self.current = len(self.clients) - 1
+
+    def has_other(self, me: Client) -> bool:
+        """Another client is on the same session as far as the proxy can tell: their requests are one sequence."""
+        return any(
+            other is not me and (other.session_id == me.session_id or me.session_id is None) for other in self.clients
+        )
+
+    async def do_turn(self, n: int) -> None:
+        """A whole turn and the next request."""
+        if not self.client.history:
+            self.client.ask(n)
+            await self.say()
+        for i in range(1 + n % 3):
+            self.client.work(n + i)
+            if n % 2:
+                await self.say()
+        self.client.answer(n)
+        self.client.ask(n)
+        await self.say()
+
+    async def do_lunch(self, n: int) -> None:
+        await self.pause(LUNCH_S)
+        await self.do_turn(n)
+
+    async def do_work(self, n: int) -> None:
+        self.client.work(n)
+        await self.say()
+
+    async def do_ask(self, n: int) -> None:
+        self.client.ask(n)
+        await self.say()
+
+    async def do_disturb(self, n: int) -> None:
+        self.client.disturb(n)
+        if n % 4 == 0:
+            self.client.ask(n)
+        await self.say()
+
+    async def do_retry(self, n: int) -> None:
+        await self.pause((0.0, 5.0, 10 * LUNCH_S)[n % 3])
+        await self._again()
+
+    async def do_undo(self, n: int) -> None:
+        self.client.undo(n)
+        await self._again()
+
+    async def do_regenerate(self, n: int) -> None:
+        before = list(self.client.history)
+        self.client.regenerate(n)
+        await self._again()
+        if n % 2:
+            self.client.history = before
+            await self._again()
+
+    async def do_edit(self, n: int) -> None:
+        if self.client.history:
+            self.client.edit(n)
+            await self.say()
+
+    async def do_amend(self, n: int) -> None:
+        if self.client.history:
+            self.client.amend(n)
+            await self.say()
+
+    async def do_prune(self, n: int) -> None:
+        if self.client.history:
+            self.client.prune(n)
+            await self.say()
+
+    async def do_compact(self, n: int) -> None:
+        if self.client.history:
+            asked = [*self.client.history, {"role": "user", "content": "Summarise the above."}]
+            await self.say(history=asked, tools=0, answer=SUMMARY)
+            self.client.compact(SUMMARY)
+            await self.say()
+
+    async def do_side(self, n: int) -> None:
+        title: Message = {"role": "system", "content": "You write titles."}
+        question: Message = {"role": "user", "content": f"A title for {self.client.made}?"}
+        await self.say(history=[question], tools=0, system=title, answer="A title")
+
+    async def do_fork(self, n: int) -> None:
+        twin = self.client.fork((f"s{next(self.names)}", None, self.client.session_id)[n % 3])
+        self.join(twin)
+        if n % 2 and twin.history:
+            twin.undo(n // 2)
+
+    async def do_fresh(self, n: int) -> None:
+        """Another conversation, with or without an id of its own."""
+        self.join(Client(self.dialect, f"s{next(self.names)}" if n % 2 else None, system=SYSTEM))
+
+    async def do_switch(self, n: int) -> None:
+        self.current = n % len(self.clients)
+
+    async def do_change(self, n: int) -> None:
+        match n % 3:
+            case 0:
+                self.client.model = f"model-{n}"
+            case 1:
+                self.client.tools = 1 + n % 5
+            case 2:
+                self.client.system = {"role": "system", "content": f"You are agent {n}."} if n % 4 else None
+
+    async def _again(self) -> None:
+        if self.client.history:
+            await self.say()

@@ -42,7 +42,7 @@ def run(template: Path, dialect: DialectName, mode: str, program: Sequence[Step]
         shutil.copy(template, folder)
 
         async def play() -> World:
-            world = World(Path(folder), dialect, mode, window)
+            world = World(dialect, folder=Path(folder), mode=mode, window=window)
             await world.run(program)
             return world
 

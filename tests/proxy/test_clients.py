@@ -49,4 +49,5 @@ def test_credentials_tell_accounts_apart() -> None:
     one, two = headers(authorization="Bearer a"), headers(authorization="Bearer b")
     assert credential(one) != credential(two)
     assert credential(headers(Authorization="Bearer a")) == credential(one)
-    assert credential(headers(api_key="k")) != credential([])
+    for name in ("api_key", "x_api_key", "x_goog_api_key"):
+        assert credential(headers(**{name: "k"})) != credential([])

@@ -240,6 +240,21 @@ async def test_two_accounts_never_share_a_session(dialogue: Dialogue) -> None:
     assert await dialogue.outcomes() == ["new", "new"]
 
 
+async def test_an_account_that_sends_anothers_id_gets_nothing_of_its_session(dialogue: Dialogue) -> None:
+    """Nor does it move it: a longer history with a shortened result would be a pruning, were it the same account."""
+    one, two = ({**OPENCODE, "authorization": f"Bearer {name}"} for name in ("first", "second"))
+    history = [*turn("one", "a"), *turn("two", "b"), user("three")]
+    await dialogue.send(history, headers=one)
+    pruned = [message | {"content": "gone"} if message["role"] == "tool" else message for message in history]
+    await dialogue.send([*pruned, said("ok"), user("unique_a")], headers=two)
+    before = await dialogue.send([*history, said("ok"), user("and?")], headers=one, after_s=LUNCH_S)
+    other = await dialogue.send([*pruned, said("ok"), user("unique_a")], headers=two, after_s=LUNCH_S)
+    assert before.rewritten and "def unique_a" not in other.text
+    first, second = await dialogue.sessions()
+    assert first.scope != second.scope and first.client_id == second.client_id
+    assert [row.outcome for row in await dialogue.exchanges()] == ["new", "new", "extension", "retry"]
+
+
 async def test_a_cache_key_does_not_merge_conversations(dialogue: Dialogue) -> None:
     """Applications use one `prompt_cache_key` for many conversations."""
     await dialogue.send([*turn("one", "a"), user("x")], headers=SDK, more={"prompt_cache_key": "app"})

@@ -12,19 +12,21 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from unittest import mock
 
 from greenlet import getcurrent
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from graphstore.store import engine as engines
 from tests.simulation.machine import Condition, Killed, Machine, Process
 
-Trouble = Literal["full", "locked", "io", "stalled", "unreadable", "unsure"]
-TROUBLES: tuple[Trouble, ...] = ("full", "locked", "io", "stalled", "unreadable", "unsure")
+Trouble = Literal["full", "locked", "io", "stalled", "unreadable", "unsure", "busy"]
+TROUBLES: tuple[Trouble, ...] = ("full", "locked", "io", "stalled", "unreadable", "unsure", "busy")
+OTHER = "another program"
 FAR = 1 << 40
 LOCK_S = 3.0  # that somebody else holds the lock at each try while the disk is "locked" and may yet come free
 WRITE_BACK_S = 60.0  # Linux: 30 s, and a moment to do it
 _ERRORS: dict[str, tuple[int, str]] = {
     "full": (sqlite3.SQLITE_FULL, "database or disk is full"),
     "locked": (sqlite3.SQLITE_BUSY, "database is locked"),
+    "busy": (sqlite3.SQLITE_BUSY, "database is locked"),
     "io": (sqlite3.SQLITE_IOERR, "disk I/O error"),
     "unsure": (sqlite3.SQLITE_IOERR, "disk I/O error"),
     "unreadable": (sqlite3.SQLITE_IOERR, "disk I/O error"),
@@ -71,7 +73,7 @@ class Disk:
 
     @property
     def fails(self) -> bool:
-        return self._trouble is not None
+        return self._trouble is not None or (self._writing is not None and self._writing.name == OTHER)
 
     def kill_at(self, process: Process, statement: int) -> None:
         """End a process at its n-th statement or commit from now; every other commit has happened by then."""
@@ -92,6 +94,20 @@ class Disk:
                 file.write_bytes(content)
         Path(f"{self.path}-shm").unlink(missing_ok=True)
         self._look = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, isolation_level=None)
+
+    def occupy(self, process: Process, seconds: float) -> None:
+        """Another program's transaction, for so long. In its own thread."""
+        self._freed.wait_for(lambda: self._writing is None)
+        self._writing, self.troubled_at = process, self._machine.time()
+        self._machine.sleep(seconds)
+        self.troubled_at = self._machine.time()
+        self.rolled_back(process)
+
+    def replaced(self) -> None:
+        """Another file stands there now, or other bytes; nobody has it open."""
+        self._look.close()
+        self._look = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, isolation_level=None)
+        self._note()
 
     def bury(self, process: Process) -> None:
         """Close what a dead process had open."""
@@ -141,6 +157,8 @@ class Disk:
         begins = statement.startswith("BEGIN")
         if process.dead or (not begins and self._is_killed(process)):
             self._end(process)
+        if self._trouble == "busy":
+            self._wait_in_vain(process)
         if self._trouble == "unreadable" and not writes:
             self._maybe_fail()
         if writes and begins:
@@ -165,6 +183,8 @@ class Disk:
     def commit(self, process: Process, connection: Any, commit: Callable[[Any], None]) -> None:
         if self._is_killed(process):
             self._end(process)
+        if self._trouble == "busy":
+            self._wait_in_vain(process)
         if self._trouble == "stalled":
             self.troubled_at = self._machine.time()
             self._in -= 1
@@ -186,6 +206,15 @@ class Disk:
         if self._is_killed(process):
             self._end(process)
         if self._trouble == "unsure":
+            self._maybe_fail()
+
+    def _wait_in_vain(self, process: Process) -> None:
+        """Somebody has the whole file for himself: any statement waits for it, and so does a commit."""
+        if self._in <= 0:
+            self._machine.sleep(engines.BUSY_TIMEOUT_S)
+            if process.dead:
+                self._end(process)
+        if self._trouble == "busy":
             self._maybe_fail()
 
     def _maybe_fail(self) -> None:
@@ -251,6 +280,7 @@ _LOOKING: dict[Path, Engine] = {}
 def _gated(path: Path, *, writes: bool) -> Engine:
     engine = engines.writer_engine(path) if writes else engines.reader_engine(path)
     dialect: Any = engine.dialect
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=0"))
 
     def gated(run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(cursor: Any, statement: str, *rest: Any) -> Any:
@@ -290,10 +320,16 @@ def over(disk: Disk) -> Iterator[None]:
             super().__init__(path)
             Machine.current.owner().held.append(self.release)
 
+    def writer(path: Path) -> Engine:
+        return disk.open(writes=True) if path == disk.path else engines.writer_engine(path)
+
+    def reader(path: Path) -> Engine:
+        return disk.open(writes=False) if path == disk.path else engines.reader_engine(path)
+
     with (
-        mock.patch("graphstore.store.archive.writer_engine", lambda _: disk.open(writes=True)),
-        mock.patch("graphstore.store.archive.reader_engine", lambda _: disk.open(writes=False)),
-        mock.patch("graphstore.store.replays.writer_engine", lambda _: disk.open(writes=True)),
+        mock.patch("graphstore.store.archive.writer_engine", writer),
+        mock.patch("graphstore.store.archive.reader_engine", reader),
+        mock.patch("graphstore.store.replays.writer_engine", writer),
         mock.patch("graphstore.store.archive.OwnerLock", Lock),
         mock.patch("graphstore.store.replays.OwnerLock", Lock),
     ):

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
+from proxy.dialects.base import DialectName
 from tests.archives import lay_out_archive
 from tests.simulation.machine import in_virtual_time, machine
 from tests.simulation.world import World, lay_out
@@ -59,7 +60,8 @@ def play(seed: int) -> Outcome:
     world: World | None = None
     try:
         with in_virtual_time(), machine(random) as made, mock.patch("proxy.attention.why_none", lambda _: None):
-            world = World(path, made, steps=random.choice(LENGTHS))
+            dialect: DialectName = random.choice(("chat", "responses"))
+            world = World(dialect=dialect, path=path, machine=made, steps=random.choice(LENGTHS))
             made.run_until_complete(world.run())
     except Exception as error:
         log = world.log[-LOG_SHOWN:] if world is not None else []

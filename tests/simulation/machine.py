@@ -74,7 +74,7 @@ class Machine(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    def run_in_executor(self, executor: object, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run_in_executor(self, executor: object, function: Callable[..., Any], *arguments: Any) -> Any:  # type: ignore[override]
         done = self.create_future()
 
         def run() -> None:
@@ -100,7 +100,7 @@ class Machine(asyncio.BaseEventLoop):
         Condition().wait(seconds)
 
 
-class _Greenlet(greenlet):
+class _Greenlet(greenlet):  # type: ignore[misc]  # without types
     thread: "Thread"
 
 
@@ -218,7 +218,7 @@ class Condition:
 class Event(threading.Event):
     def __init__(self) -> None:
         super().__init__()
-        self._cond = Condition()  # type: ignore[assignment]
+        self._cond = Condition()
 
 
 class Future(futures.Future):  # type: ignore[type-arg]
@@ -244,7 +244,7 @@ def in_virtual_time() -> Iterator[None]:
         __slots__ = ()
 
         def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named, done=Future())
+            super().__init__(*given, **{**named, "done": Future()})
 
     with (
         mock.patch("graphstore.store.writer.threading", Threading),

@@ -1,58 +1,36 @@
 """The promises of the design as checks on what clients sent, what the provider got, and what stands on the disk.
 
-They know nothing of how the proxy works inside: bytes in, bytes out, the row that it keeps of a request, the file.
+Those that bytes alone can tell are in `tests.properties.promises`; here are those of a whole proxy with a file.
 """
 
 import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from graphstore.blocks import cut_blocks
 from graphstore.identity import message_digest, row_id
 from graphstore.records import ExchangeRow
 from proxy.conversations import ADMIT_DEADLINE_S
-from proxy.dialects import DIALECTS
-from proxy.dialects.base import DialectName, ParsedRequest
-from proxy.dialects.content import NOTICE
 from proxy.upstream.relay import NOT_ABOUT_THE_BODY
 from tests.properties.clients import Client
+from tests.properties.promises import Broken, Request, never_mangles, require
 from tests.simulation.disk import Disk
 from tests.simulation.upstream import Attempt, Behaviour
 
-Promise = Literal["never break", "never lose", "never chill", "explain", "never wait", "verify"]
 PLANNED_WITHIN_S = 1.0  # with a disk that works: the threads' turns, and a look at what is still on its way
 
 
-class Broken(AssertionError):
-    """A promise does not hold."""
-
-    def __init__(self, promise: Promise, problem: str) -> None:
-        super().__init__(f"[{promise}] {problem}")
-        self.promise = promise
-
-
-def require(holds: object, promise: Promise, problem: str) -> None:
-    if not holds:
-        raise Broken(promise, problem)
-
-
-@dataclass(eq=False)
-class Call:
+@dataclass(eq=False, kw_only=True)
+class Call(Request):
     """One request of a client, from its first byte to the last one of the answer."""
 
     number: int
     who: int
     client: Client
-    dialect: DialectName
-    body: bytes  # plain
     wire: bytes  # as it went out: perhaps compressed
     how: Behaviour
     arrived_at: float
     planned_at: float | None = None
-    row: ExchangeRow | None = None
-    plan_body: bytes | None = None
     attempts: list[Attempt] = field(default_factory=list)
     status: int | None = None
     received: bytes = b""
@@ -60,20 +38,6 @@ class Call:
     left: bool = False  # the client went away
     killed: bool = False  # the proxy died under it
     over: bool = False
-    own: ParsedRequest = field(init=False)
-    raws: list[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.own = DIALECTS[self.dialect].parse_request(self.body)
-        self.raws = [self.own.raw(i) for i in range(len(self.own.messages))]
-
-    @property
-    def is_rewritten(self) -> bool:
-        return self.plan_body is not None
-
-    @property
-    def outgoing(self) -> list[bytes]:
-        return _messages(self.dialect, self.plan_body if self.plan_body is not None else self.body)
 
     @property
     def rejected(self) -> bool:
@@ -102,7 +66,7 @@ def never_breaks_on_the_way(call: Call) -> None:
     """What the provider gets is the client's own bytes or the same without whole old blocks; twice after a 4xx only."""
     number, body = len(call.attempts), call.attempts[-1].body
     if number == 1:
-        expected = call.plan_body if call.plan_body is not None else call.wire
+        expected = call.sent if call.is_rewritten else call.wire
         require(body == expected, "never break", "what was sent is neither the client's bytes nor what was planned")
         if call.is_rewritten:
             never_mangles(call, body)
@@ -112,31 +76,6 @@ def never_breaks_on_the_way(call: Call) -> None:
     allowed = status is not None and 400 <= status < 500 and status not in NOT_ABOUT_THE_BODY
     require(call.is_rewritten and allowed, "never break", f"sent again after {status}")
     require(body == call.wire, "never break", "what was sent after the rejection is not the original")
-
-
-def never_mangles(call: Call, body: bytes) -> None:
-    """Whole old blocks are left out, and nothing else happened to the client's bytes."""
-    own = call.own
-    try:
-        json.loads(body)
-    except ValueError as error:
-        raise Broken("never break", f"the outgoing body is no JSON: {error}") from error
-    outgoing, original = _messages(call.dialect, body), _messages(call.dialect, call.body)
-    head, notice, tail = outgoing[: own.leading], outgoing[own.leading], outgoing[own.leading + 1 :]
-    require(head == original[: own.leading], "never break", "the instructions changed")
-    require(NOTICE.encode() in notice, "never break", "the notice is missing")
-    gone = set(range(len(own.messages))) - set(_places(tail, call.raws))
-    require(gone, "never break", "rewritten, with nothing left out")
-    cut = cut_blocks(own.messages)
-    require(not cut.open_calls, "never break", "rewritten with a call that has no result yet")
-    for block in cut.blocks:
-        is_whole = gone.issuperset(block.messages) or gone.isdisjoint(block.messages)
-        require(is_whole, "never break", "a block is split")
-        stays = block.kind not in ("user", "pinned") or gone.isdisjoint(block.messages)
-        require(stays, "never break", f"a {block.kind} block was left out")
-    require(all(i < _turn_start(own) for i in gone), "never break", "the current turn lost a message")
-    around = [_around(text, messages) for text, messages in ((body, outgoing), (call.body, original))]
-    require(around[0] == around[1], "never break", "bytes outside the messages changed")
 
 
 def never_breaks_in_the_end(call: Call) -> None:
@@ -160,14 +99,6 @@ def never_breaks_in_the_end(call: Call) -> None:
 # -- 2: never lose history ------------------------------------------------------------------------------------------
 
 
-def gone_of(call: Call) -> list[bytes]:
-    """The client's messages that the outgoing body lacks."""
-    if not call.is_rewritten:
-        return []
-    kept = set(_places(call.outgoing[call.own.leading + 1 :], call.raws))
-    return [raw for i, raw in enumerate(call.raws) if i not in kept]
-
-
 def never_loses(gone: Sequence[bytes], disk: Disk) -> None:
     """What is left out would be there even if the power failed now."""
     messages, _ = disk.durable
@@ -179,34 +110,9 @@ def never_loses(gone: Sequence[bytes], disk: Disk) -> None:
 # -- 3: never break a warm cache ------------------------------------------------------------------------------------
 
 
-def never_chills(before: Call, now: Call, disk: Disk, *, rejected: bool, lost: bool) -> None:
-    """Between two cold boundaries what is sent extends what was sent, as far as the client extends its own.
-
-    `rejected`: the provider refused a rewritten request since. `lost`: the proxy died before it had recorded `before`,
-    so it cannot know a retry for one.
-    """
-    if before.row is None or now.row is None or rejected:
-        return
-    between = disk.ask(_COLD_BETWEEN, now.row.session_id, before.row.id, now.row.id)
-    if between:  # decided for a request that never left: its client or the proxy went away
-        return
-    reason = now.row.reason
-    if now.body == before.body and not (lost and now.row.boundary == "cold"):
-        require(now.outgoing == before.outgoing, "never chill", f"a retry became something else: {reason}")
-        return
-    extends = now.raws[: len(before.raws)] == before.raws and _head(now) == _head(before)
-    if not extends or now.row.boundary == "cold" or _reaches_back(now.own):
-        return
-    if "a tool call has no result yet" in reason:
-        return
-    if "pass-through" in reason and "pass-through" not in before.row.reason:
-        return
-    if lost and "pass-through" in before.row.reason:  # so is the rejection, perhaps
-        return
-    if "decision not saved" in reason:
-        return
-    kept = now.outgoing[: len(before.outgoing)] == before.outgoing
-    require(kept, "never chill", f"{now.row.outcome}, {reason}, after {before.row.outcome}, {before.row.reason}")
+def was_cold_between(before: ExchangeRow, now: ExchangeRow, disk: Disk) -> bool:
+    """Decided for a request that never left: its client or the proxy went away."""
+    return bool(disk.ask(_COLD_BETWEEN, now.session_id, before.id, now.id))
 
 
 _COLD_BETWEEN = "SELECT 1 FROM exchanges WHERE session_id = ? AND id > ? AND id < ? AND boundary = 'cold'"
@@ -222,11 +128,11 @@ def explains_a_plan(call: Call, disk: Disk) -> None:
         require(not call.is_rewritten, "explain", "rewritten without a record")
         return
     require(row.reason, "explain", "no reason is given")
-    gone = gone_of(call)
+    gone = call.gone
     require(row.messages_total == len(call.raws), "explain", f"{row.messages_total} messages, not {len(call.raws)}")
     sent = len(call.raws) - len(gone)
     require(row.messages_sent == sent, "explain", f"{row.messages_sent} messages sent, not {sent}")
-    size = len(call.plan_body if call.plan_body is not None else call.body)
+    size = len(call.sent)
     require(row.bytes_sent == size, "explain", f"{row.bytes_sent} bytes sent, not {size}")
     if not call.is_rewritten:
         return
@@ -304,44 +210,3 @@ _GLANCES = {
         EXCEPT SELECT head_node_id FROM exchanges EXCEPT SELECT node_id FROM block_nodes
     """,
 }
-
-
-# -- parts ----------------------------------------------------------------------------------------------------------
-
-
-def _messages(dialect: DialectName, body: bytes) -> list[bytes]:
-    return [body[start:end] for start, end in DIALECTS[dialect].parse_request(body).spans]
-
-
-def _around(body: bytes, messages: Sequence[bytes]) -> tuple[bytes, bytes]:
-    return body[: body.index(messages[0])], body[body.rindex(messages[-1]) + len(messages[-1]) :]
-
-
-def _head(call: Call) -> tuple[object, ...]:
-    return call.own.instructions, call.own.tools, call.own.model
-
-
-def _places(kept: list[bytes], among: list[bytes]) -> list[int]:
-    """Where `kept` stands among `among`, in order; from the end, where equal messages are the newest ones."""
-    places: list[int] = []
-    end = len(among)
-    for raw in reversed(kept):
-        end = next((i for i in range(end - 1, -1, -1) if among[i] == raw), -1)
-        require(end >= 0, "never break", f"not the client's, or out of order: {raw[:100]!r}")
-        places.append(end)
-    return places[::-1]
-
-
-def _turn_start(own: ParsedRequest) -> int:
-    """Index of the first message of the current turn: the newest run of user messages."""
-    users = [i for i, message in enumerate(own.messages) if message.role == "user"]
-    start = users[-1] if users else 0
-    while start - 1 in users:
-        start -= 1
-    return start
-
-
-def _reaches_back(own: ParsedRequest) -> bool:
-    """A late result made an old call part of the current turn, which is sent whole."""
-    start = _turn_start(own)
-    return any(block.messages[0] < start <= block.messages[-1] for block in cut_blocks(own.messages).blocks)

@@ -15,18 +15,23 @@ from typing import Any
 import pytest
 
 from graphstore.records import Batch
-from graphstore.store import writer
-from proxy import conversations, planning, selecting
+from graphstore.store import engine, writer
+from proxy import conversations, planning, rewrite, selecting
+from proxy.commands import repair
 from proxy.sessions import Registry
-from tests.simulation import world
+from tests.simulation import disk, world
+from tests.simulation.damage import DAMAGES
+from tests.simulation.disk import TROUBLES
 from tests.simulation.histories import keep, kept_seeds, play, play_all
 from tests.simulation.machine import Machine
 
 HISTORIES = int(os.environ.get("TEST_HISTORIES") or (10_000 if os.environ.get("CI") else 300))
 FIRST = int(os.environ.get("TEST_HISTORIES_FROM") or 0)
 STORIES_SHOWN = 3
+PLANTED_IN = 400  # histories, the first of which to see the fault ends the search
 SEEN_BY_ALL = frozenset(
-    {*world.ACTIONS, *(f"disk {trouble}" for trouble in world.TROUBLES)}
+    {*world.ACTIONS, *(f"disk {trouble}" for trouble in TROUBLES)}
+    | {f"damage {damage}" for damage in DAMAGES}
     | {"new", "extension", "retry", "undo", "fork", "side", "amendment", "client pruning", "client compaction"}
     | {"cold", "warm", "step", "none", "rewritten", "original", "fell back", "pass-through", "not saved", "unrecorded"}
     | {"died", "ended"}
@@ -60,7 +65,7 @@ def test_a_history_follows_from_its_seed() -> None:
 
 def _left_out_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """The splice drops one message more, and the guard sleeps."""
-    render = planning.render_rewritten
+    render = rewrite.render_rewritten
 
     def wrong(request: Any, left_out: Any, notice: Any) -> bytes:
         stays = [i for i in range(len(request.messages)) if i not in left_out]
@@ -71,7 +76,7 @@ def _left_out_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _changes_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    render = planning.render_rewritten
+    render = rewrite.render_rewritten
     monkeypatch.setattr(planning, "render_rewritten", lambda *given: render(*given).replace(b"look at", b"look on", 1))
     monkeypatch.setattr(planning, "check_rewritten", lambda *_: None)
 
@@ -170,6 +175,37 @@ def _writes_blocks_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer._Transaction, "_blocks", empty)
 
 
+def _gives_up_when_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds the file for longer than the timeout, and the batch counts as refused."""
+    explain = engine.explain
+
+    def hasty(error: BaseException) -> Any:
+        trouble = explain(error)
+        return None if trouble is not None and trouble.kind == "locked" else trouble
+
+    monkeypatch.setattr(writer, "explain", hasty)
+
+
+def _says_that_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    well = {"state": "ok", "problem": None}
+    monkeypatch.setattr(conversations.WithoutArchive, "health", lambda _: well)
+
+
+def _throws_the_damaged_file_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "_set_aside", lambda path: path)
+
+
+def _reads_what_was_not_committed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader without a transaction."""
+    made = engine._engine
+
+    def loose(path: Any, mode: str, *, begin: str, pool_size: int) -> Any:
+        return made(path, mode, begin="SELECT 1" if begin == "BEGIN" else begin, pool_size=pool_size)
+
+    monkeypatch.setattr(engine, "_engine", loose)
+    monkeypatch.setattr(disk, "_FREE", {})
+
+
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], frozenset[str]]] = {
     "a splice that drops a message": (_left_out_too_much, frozenset({"never break"})),
     "a splice that changes a byte": (_changes_a_byte, frozenset({"never break"})),
@@ -181,7 +217,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], frozenset[str]]] 
     "a plan without a reason": (_gives_no_reason, frozenset({"explain"})),
     "usage that is not the provider's": (_invents_usage, frozenset({"explain"})),
     "a plan that waits for a model": (_waits_for_a_model, frozenset({"never wait"})),
-    "blocks without messages": (_writes_blocks_of_nothing, frozenset({"verify"})),
+    "a batch given up because somebody holds the lock": (_gives_up_when_locked, frozenset({"never lose"})),
+    "a broken archive that health calls well": (_says_that_all_is_well, frozenset({"explain"})),
+    "a repair that throws the damaged file away": (_throws_the_damaged_file_away, frozenset({"never lose"})),
+    "a reader that sees half of a change": (_reads_what_was_not_committed_together, frozenset({"explain"})),
+    "blocks without messages": (_writes_blocks_of_nothing, frozenset({"verify", "explain"})),
 }
 
 
@@ -189,6 +229,6 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], frozenset[str]]] 
 def test_a_planted_fault_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, promises = PLANTED[name]
     plant(monkeypatch)
-    found = next((outcome for outcome in map(play, range(150)) if outcome.broken is not None), None)
-    assert found is not None, "nothing was seen in 150 histories"
+    found = next((outcome for outcome in map(play, range(PLANTED_IN)) if outcome.broken is not None), None)
+    assert found is not None, f"nothing was seen in {PLANTED_IN} histories"
     assert found.broken in promises, found.story

@@ -9,7 +9,6 @@ import asyncio
 import gzip
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from graphstore.identity import chain_digests, message_digest, row_id
 from graphstore.replays import Replay
 from graphstore.store import verify as verification
 from graphstore.store.archive import open_queue, open_reader
-from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.engine import BUSY_TIMEOUT_S, ArchiveUnavailable
 from graphstore.store.reader import Reader
 from graphstore.store.writer import QUEUE_BATCHES_MAX
 from proxy.commands.verify import recut
@@ -37,20 +36,20 @@ from proxy_model.context import ContextBlock
 from proxy_model.errors import ModelUnavailable, ReplayError
 from proxy_model.worker import Worker
 from tests.observed import replay_of
-from tests.properties.clients import Client, Message
+from tests.properties.clients import LUNCH_S, SUMMARY, SYSTEM, Client, Crowd, Message
+from tests.properties.promises import Broken, never_chills, never_mangles, require
 from tests.proxy.dialogue import FIELDS, PATHS
 from tests.simulation import promises
-from tests.simulation.disk import TROUBLES, Disk, over
+from tests.simulation.damage import DAMAGES, harm, mend, upgrade
+from tests.simulation.disk import OTHER, TROUBLES, Disk, over
 from tests.simulation.machine import Machine, Process, Thread
-from tests.simulation.promises import Broken, Call, require
+from tests.simulation.promises import Call
 from tests.simulation.upstream import CALL_HEADER, Attempt, Behaviour, SimulatedUpstream, behaviour
 
 IDLE_AFTER_S = 3600.0
-LUNCH_S = 4000.0
-SUMMARY = "The summary of everything that happened here so far."
+_COUNTS = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM exchanges)"
 RARELY = 97.0  # the worker's looks at its queue are alike: it looks less often, and a history costs less
 PATIENCE_S = 30.0  # in which a request is answered by a provider that answers
-SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 
 # What happens in a history, and how often.
 ACTIONS: dict[str, int] = {
@@ -58,7 +57,7 @@ ACTIONS: dict[str, int] = {
     "undo": 2, "regenerate": 2, "edit": 2, "amend": 2, "prune": 3, "compact": 2, "disturb": 3, "side": 2,
     "fork": 3, "fresh": 2, "switch": 3, "change": 2, "twice": 2, "volley": 2,
     "trouble": 6, "heal": 4, "kill": 4, "kill_within": 5, "cut_power": 2, "restart": 2,
-    "hire": 3, "kill_worker": 2, "flush": 2, "health": 1,
+    "occupy": 3, "look": 3, "damage": 3, "hire": 3, "kill_worker": 2, "flush": 2, "health": 1,
 }  # fmt: skip
 
 
@@ -96,32 +95,30 @@ class _Observer:
         pass
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Crowd):
     """`log` says what happened, for a history that fails."""
 
     path: Path
     machine: Machine
     steps: int
-    seen: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    clients: list[Client] = field(default_factory=list)
     last: dict[int, Call] = field(default_factory=dict)  # by client
     last_in: dict[tuple[int, int | None], Call] = field(default_factory=dict)  # by client and session
     expected: dict[int, Call] = field(default_factory=dict)  # by exchange: what the archive must have in the end
     fell_back_at: dict[int, float] = field(default_factory=dict)  # by client
     left_out: set[bytes] = field(default_factory=set)
     losses_until: int = -1  # calls up to this number may be missing: a queue ran over, or a process died
-    current: int = 0
     proxy: Proxy | None = None
     worker: Process | None = None
+    others: list[Process] = field(default_factory=list)  # who reads or locks the file beside them
+    is_damaged: bool = False  # the file is, and nobody has repaired it: what stands in it proves nothing
     problem: Exception | None = None
     commits_verified: int = -1
 
     def __post_init__(self) -> None:
         random = self.random
-        self.dialect: DialectName = random.choice(("chat", "responses"))
         self.disk = Disk(self.path, self.machine)
         self.upstream = SimulatedUpstream(self._asked)
         self.is_rough = random.random() < 0.3
@@ -136,9 +133,8 @@ class World:
             beta=0.3,
             attention=random.choice(("auto", "auto", "off")),
         )
-        self.clients.append(Client(self.dialect, random.choice(("s0", None)), system=SYSTEM))
+        self.join(Client(self.dialect, random.choice(("s0", None)), system=SYSTEM))
         self.was_short = False
-        self._names = 0
         self._gone: dict[int, asyncio.Event] = {}
         self._served: dict[int, asyncio.Task[None]] = {}
         self._own_tasks: set[asyncio.Task[Any]] = set()
@@ -146,10 +142,6 @@ class World:
     @property
     def random(self) -> Random:
         return self.machine.random
-
-    @property
-    def client(self) -> Client:
-        return self.clients[self.current]
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.machine.time() - 1_800_000_000:10.3f}  {text}")
@@ -169,6 +161,7 @@ class World:
             finally:
                 self.disk.heal()
                 await self._stop_worker()
+                self._send_away()
                 await self._bury(Process("none"))
                 self.disk.close()
         if self.problem is not None:
@@ -199,7 +192,7 @@ class World:
         """What must hold between any two steps."""
         if self.problem is not None:
             raise self.problem
-        if self.disk.commits == self.commits_verified:
+        if self.is_damaged or self.disk.commits == self.commits_verified:
             return
         self.commits_verified = self.disk.commits
         promises.verifies_at_a_glance(self.disk)
@@ -209,6 +202,7 @@ class World:
         self.note("come to rest")
         self.disk.heal()
         self.disk.spare()
+        self._send_away()
         self.was_short, self.queue_max = self.queue_max is not None, None
         if self._archive is not None:
             self._archive.writer._queue_max = QUEUE_BATCHES_MAX
@@ -301,28 +295,12 @@ class World:
 
     # -- clients ------------------------------------------------------------------------------------------------
 
-    async def do_turn(self, n: int) -> None:
-        """Some work, an answer, and the next request."""
-        for i in range(1 + n % 2):
-            self.client.work(n + i)
-            if n % 3 == 0:
-                await self._quick()
-        self.client.answer(n)
-        self.client.ask(n)
-        await self._quick()
+    async def say(self, *, answer: str = "ok", **given: Any) -> None:
+        await self._quick(Behaviour(text=answer) if answer == SUMMARY else None, **given)
 
-    async def do_lunch(self, n: int) -> None:
-        await asyncio.sleep(LUNCH_S)
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
         await self._recover()
-        await self.do_turn(n)
-
-    async def do_work(self, n: int) -> None:
-        self.client.work(n)
-        await self._quick()
-
-    async def do_ask(self, n: int) -> None:
-        self.client.ask(n)
-        await self._quick()
 
     async def do_busy(self, n: int) -> None:
         """The next request, while the one before it still runs."""
@@ -335,12 +313,6 @@ class World:
     async def do_wait(self, n: int) -> None:
         await asyncio.sleep((0.1, 1.0, 6.0, 60.0, 700.0)[n % 5])
 
-    async def do_retry(self, n: int) -> None:
-        await asyncio.sleep((0.0, 5.0, 2 * LUNCH_S)[n % 3])
-        await self._recover()
-        if self.client.history:
-            await self._quick()
-
     async def do_leave(self, n: int) -> None:
         """Clients hang up: now, or soon after they asked."""
         if n % 2 and self.client.history:
@@ -352,87 +324,20 @@ class World:
                 call.left = True
                 self._gone[call.number].set()
 
-    async def do_undo(self, n: int) -> None:
-        if self.client.history:
-            self.client.undo(n)
-            await self._quick()
-
-    async def do_regenerate(self, n: int) -> None:
-        if self.client.history:
-            before = list(self.client.history)
-            self.client.regenerate(n)
-            await self._quick()
-            if n % 2:
-                self.client.history = before
-                await self._quick()
-
-    async def do_edit(self, n: int) -> None:
-        if self.client.history:
-            self.client.edit(n)
-            await self._quick()
-
-    async def do_amend(self, n: int) -> None:
-        if self.client.history:
-            self.client.amend(n)
-            await self._quick()
-
-    async def do_prune(self, n: int) -> None:
-        if self.client.history:
-            self.client.prune(n)
-            await self._quick()
-
-    async def do_compact(self, n: int) -> None:
-        if self.client.history:
-            asked = [*self.client.history, {"role": "user", "content": "Summarise the above."}]
-            await self._quick(Behaviour(text=SUMMARY), history=asked, tools=0)
-            self.client.compact(SUMMARY)
-            await self._quick()
-
-    async def do_disturb(self, n: int) -> None:
-        self.client.disturb(n)
-        if n % 4 == 0:
-            self.client.ask(n)
-        await self._quick()
-
-    async def do_side(self, n: int) -> None:
-        title: Message = {"role": "system", "content": "You write titles."}
-        question: Message = {"role": "user", "content": f"A title for {self.client.made}?"}
-        await self._quick(history=[question], tools=0, system=title)
-
-    async def do_fork(self, n: int) -> None:
-        twin = self.client.fork((self._name(), None, self.client.session_id)[n % 3])
-        self._join(twin)
-        if n % 2 and twin.history:
-            twin.undo(n // 2)
-
     async def do_fresh(self, n: int) -> None:
-        self._join(Client(self.dialect, self._name() if n % 2 else None, system=SYSTEM))
+        await super().do_fresh(n)
         await self.do_turn(n)
-
-    async def do_switch(self, n: int) -> None:
-        self.current = n % len(self.clients)
-
-    async def do_change(self, n: int) -> None:
-        match n % 3:
-            case 0:
-                self.client.model = f"model-{n}"
-            case 1:
-                self.client.tools = 1 + n % 5
-            case 2:
-                self.client.system = {"role": "system", "content": f"You are agent {n}."} if n % 4 else None
 
     async def do_twice(self, n: int) -> None:
         """The same request on two connections."""
         self.client.ask(n)
-        await asyncio.sleep(LUNCH_S * (n % 2))
-        await self._recover()
+        await self.pause(LUNCH_S * (n % 2))
         await self._send()
         await self._quick()
 
     async def do_volley(self, n: int) -> None:
         """Everybody at once."""
-        await asyncio.sleep(LUNCH_S * (n % 2))
-        await self._recover()
+        await self.pause(LUNCH_S * (n % 2))
         for number in range(len(self.clients)):
             self.current = number
             self.client.answer(n)
@@ -475,9 +380,100 @@ class World:
             await self._send()
             await asyncio.sleep(self.random.choice((0.0, 0.02, 0.4, 3.0)))
         await self._stop_worker()
+        self._send_away()
         await self._bury(Process("none"))
         self.disk.cut_power()
         self._note_losses()
+
+    async def do_occupy(self, n: int) -> None:
+        """Another program writes to the file, for longer than anybody waits, or not so long."""
+        other = self._let_in(OTHER)
+        seconds = self.random.choice((0.3, 4.0, 12.0, 400.0))
+        Thread(target=lambda: self.disk.occupy(other, seconds), process=other).start()
+        self.client.ask(n)
+        await self._quick()
+
+    async def do_look(self, n: int) -> None:
+        """`recap show` or the inspector reads beside us, and takes its time."""
+        Thread(
+            target=lambda: self._read_beside(self.random.choice((0.0, 0.5, 60.0))), process=self._let_in("look")
+        ).start()
+        await self.do_turn(n)
+
+    def _read_beside(self, seconds: float) -> None:
+        began = self.machine.time()
+        try:
+            with open_reader(self.path) as reader, reader.snapshot() as db:
+                before = db.exec_driver_sql(_COUNTS).one()
+                self.machine.sleep(seconds)
+                after = db.exec_driver_sql(_COUNTS).one()
+                rows = [row for session in reader.list_sessions() for row in reader.session_exchanges(session.id)]
+            with self._breaking():
+                require(before == after, "explain", "a view of the archive changed under its reader")
+                require(all(row.reason for row in rows), "explain", "an exchange is shown without its reason")
+        except ArchiveUnavailable as error:
+            disturbed = self.is_damaged or self.disk.fails or self.disk.troubled_at >= began - BUSY_TIMEOUT_S
+            with self._breaking():
+                require(disturbed, "explain", f"the archive cannot be read, with a disk that works: {error}")
+
+    def _let_in(self, name: str) -> Process:
+        process = Process(name)
+        self.others.append(process)
+        return process
+
+    def _send_away(self) -> None:
+        for process in self.others:
+            process.kill()
+            self.disk.bury(process)
+        self.others.clear()
+
+    async def do_damage(self, n: int) -> None:
+        """All stand still, and the file is not what it was; work goes on with it, until somebody repairs it."""
+        damage = DAMAGES[n % len(DAMAGES)]
+        self.note(f"  {damage}")
+        self.seen[f"damage {damage}"] += 1
+        await self._stop_all()
+        harm(self.path, damage, self.random)
+        self.is_damaged = True
+        self._forget_what_was()
+        await self._recover(at_once=True)
+        await self.do_turn(n)
+        await self.do_lunch(n)
+        await self._recover(at_once=True)
+        assert self.proxy is not None
+        health = await self._own(asyncio.to_thread(self.proxy.conversations.health))
+        if health is not None:
+            told = health["state"] == "ok" or health["problem"]
+            require(told, "explain", "the archive fails, and nobody says why")
+            named = damage != "newer" or (health["state"] != "ok" and "newer version" in health["problem"])
+            require(named, "explain", f"an archive of a newer version, and health says {health['problem']}")
+        await self._stop_all()
+        said: list[str] = []
+        await self._own(asyncio.to_thread(lambda: said.append(mend(self.settings))))
+        self.disk.bury(self.machine.process)
+        if damage == "newer":
+            require(said and "newer version" in said[0], "explain", "repair of a newer archive says something else")
+            upgrade(self.path)
+        self.disk.replaced()
+        self.is_damaged = False
+        self.commits_verified = -1
+        self._forget_what_was()
+
+    async def _stop_all(self) -> None:
+        await self._stop_worker()
+        self._send_away()
+        self.disk.heal()
+        self.disk.spare()
+        await self._bury(Process("none"))
+        self.machine.process = Process("repair")
+
+    def _forget_what_was(self) -> None:
+        """Of what the file had, what it has now is all that can be asked for."""
+        self.losses_until = len(self.calls) - 1
+        self.expected.clear()
+        self.last.clear()
+        self.last_in.clear()
+        self.left_out.clear()
 
     async def do_restart(self, n: int) -> None:
         """In order: what is queued gets written."""
@@ -579,6 +575,8 @@ class World:
     def _note_losses(self) -> None:
         """What a process that died had not written is gone; what the archive has by now must stay."""
         self.losses_until = len(self.calls) - 1
+        if self.is_damaged:
+            return
         rows = {id for (id,) in self.disk.ask("SELECT id FROM exchanges")}
         self.expected = {id: call for id, call in self.expected.items() if id in rows}
         self._check_left_out()
@@ -627,7 +625,16 @@ class World:
         plain = json.dumps(body).encode()
         wire = gzip.compress(plain, 1, mtime=0) if random.random() < 0.1 else plain
         how = replace(how, stream=stream) if how else behaviour(random, stream=stream, is_rough=self.is_rough)
-        call = Call(len(self.calls), self.current, client, self.dialect, plain, wire, how, self.machine.time())
+        call = Call(
+            dialect=self.dialect,
+            body=plain,
+            number=len(self.calls),
+            who=self.current,
+            client=client,
+            wire=wire,
+            how=how,
+            arrived_at=self.machine.time(),
+        )
         self.calls.append(call)
         self._gone[call.number] = asyncio.Event()
         self.note(f"  request {call.number} of {client.session_id}: {len(messages)} messages, {how.kind} {how.status}")
@@ -681,7 +688,7 @@ class World:
         call.row = getattr(plan.exchange, "row", None)
         self.note(
             f"  planned {call.number}: {call.row.id if call.row else '-'} {call.row.outcome if call.row else '-'}, "
-            f"{call.row.reason if call.row else '-'}, left out {len(promises.gone_of(call)) if plan.body else 0}"
+            f"{call.row.reason if call.row else '-'}, left out {len(call.gone)}"
         )
         if self.machine.process.dead:
             return
@@ -689,8 +696,10 @@ class World:
             self._count(call)
             promises.never_waits(call, self.disk)
             if call.plan_body is not None:
-                promises.never_mangles(call, call.plan_body)
-            gone = promises.gone_of(call)
+                never_mangles(call, call.plan_body)
+            if self.is_damaged:
+                return
+            gone = call.gone
             promises.never_loses(gone, self.disk)
             self.left_out.update(message_digest(raw) for raw in gone)
             promises.explains_a_plan(call, self.disk)
@@ -702,10 +711,10 @@ class World:
             if call.row.outcome == "side":
                 return
             before = self.last_in.get((call.who, call.row.session_id)) or self.last.get(call.who)
-            if before is not None and not self._has_other(call.client):
+            if before is not None and before.row is not None and not self.has_other(call.client):
                 fell_back = self.fell_back_at.get(call.who, float("-inf")) >= (before.planned_at or 0.0)
-                lost = before.row is None or self.expected.get(before.row.id) is not before
-                promises.never_chills(before, call, self.disk, rejected=fell_back, lost=lost)
+                if not fell_back and not promises.was_cold_between(before.row, call.row, self.disk):
+                    never_chills(before, call, lost=self.expected.get(before.row.id) is not before)
             self.last[call.who] = self.last_in[call.who, call.row.session_id] = call
 
     def _count(self, call: Call) -> None:
@@ -738,20 +747,6 @@ class World:
     def _break(self, problem: Exception) -> None:
         self.note(f"BROKEN {problem!r}")
         self.problem = self.problem or problem
-
-    def _has_other(self, me: Client) -> bool:
-        """Another client is on the same session as far as the proxy can tell: their requests are one sequence."""
-        return any(
-            other is not me and (other.session_id == me.session_id or me.session_id is None) for other in self.clients
-        )
-
-    def _name(self) -> str:
-        self._names += 1
-        return f"s{self._names}"
-
-    def _join(self, client: Client) -> None:
-        self.clients.append(client)
-        self.current = len(self.clients) - 1
 
 
 class _Watched:

@@ -298,3 +298,13 @@ def test_a_hostile_item_is_read_without_raising(raw: bytes) -> None:
     assert "\n" not in RESPONSES.label(raw) and len(RESPONSES.label(raw)) <= 80
     for text in (RESPONSES.message_text(raw), RESPONSES.call_text(raw), RESPONSES.label(raw), *message.calls):
         text.encode()
+
+
+def test_two_shell_calls_of_one_id_are_answered_each_by_the_next_result() -> None:
+    """An alias holds from its call on: a later one must not take earlier results with it."""
+    history: list[dict[str, Any]] = []
+    for call in ("one", "two"):
+        history.append({"type": "local_shell_call", "id": "same", "call_id": call, "action": {}})
+        history.append({"type": "local_shell_call_output", "id": "same", "output": "r"})
+    raws = [json.dumps(item).encode() for item in history]
+    assert [message.answers for message in ResponsesDialect().parse_messages(raws)] == [(), ("one",), (), ("two",)]
