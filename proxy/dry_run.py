@@ -23,7 +23,7 @@ from proxy.dialects.base import Dialect, ParsedRequest
 from proxy.economics.weighing import CHARS_PER_TOKEN
 from proxy.recorder import block_label
 from proxy.selecting import IdentifierCache, choose
-from proxy.settings import Settings
+from proxy.settings import Settings, cold_after
 
 
 def graph_of(reader: Reader, selection: SelectionRow, settings: Settings) -> ContextGraph:
@@ -137,7 +137,7 @@ def _facts(reader: Reader, session: SessionRow, settings: Settings, query: str, 
         history_blocks=cut.turn_start,
         history_tokens=sum(block.cost for block in cut.blocks[: cut.turn_start]) // CHARS_PER_TOKEN,
         served_tokens=(served + len(query) + sum(map(len, fixed.values()))) // CHARS_PER_TOKEN,
-        idle_s=settings.idle_after,
+        idle_s=cold_after(settings, session.upstream, session.model),
     )
 
 

@@ -18,7 +18,8 @@ import msgspec
 import platformdirs
 
 from graphstore.selectors import TOOL_RESULTS_KEPT, SelectorName
-from proxy.economics.profiles import Profile, with_own
+from proxy.economics.profiles import Profile, profile_of, with_own
+from proxy.economics.warmth import probably_cold_after
 from proxy.errors import SettingsError
 from proxy.ledger import Price
 from proxy.upstream.target import is_loopback
@@ -79,17 +80,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["auto", "idle", "always", "off"],
         _doc(
-            "`idle`: select anew when the provider's cache is believed cold. `auto`: when that is expected to cost "
-            "less than going on, by what is known of the provider's cache and prices (docs/economics.md). `always`: at "
-            "every user request. `off`: send everything as it came, and record what would have been sent."
+            "`auto`: select anew when the provider's cache is probably gone, or when that is expected to cost less "
+            "than going on, by what is known of the provider's cache and prices (docs/economics.md). `idle`: after "
+            "`idle_after` alone. `always`: at every user request. `off`: send everything as it came, and record what "
+            "would have been sent."
         ),
     ] = "auto"
     idle_after: Annotated[
         float,
         _doc(
-            "Seconds without a request after which the provider's cache is believed cold. Providers now keep prefixes "
-            "for 30 minutes to a day, and a rewrite of a warm cache costs more than it saves: an hour errs on the safe "
-            "side. `recap show` prints the provider's cached tokens: set this to what you see.",
+            "In mode `idle`, seconds without a request after which the provider's cache is believed cold. Providers "
+            "now keep prefixes for 30 minutes to a day: an hour errs on the safe side. `recap show` prints the provider's "
+            "cached tokens: set this to what you see.",
             ge=0,
         ),
     ] = 3600.0
@@ -379,6 +381,13 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
         raise _wrong("host", settings.host, sources["host"], remedy)
     if not settings.proxy_key.isascii() or settings.proxy_key != settings.proxy_key.strip():
         raise _wrong("proxy_key", "", sources["proxy_key"], "A header value is ASCII, without spaces around it.")
+
+
+def cold_after(settings: Settings, upstream: str, model: str) -> float:
+    """Seconds of silence after which a cache is believed cold: `idle_after`, or in mode `auto` by its profile."""
+    if settings.mode != "auto":
+        return settings.idle_after
+    return probably_cold_after(profile_of(profiles_of(settings), upstream, model))
 
 
 def profiles_of(settings: Settings) -> tuple[Profile, ...]:

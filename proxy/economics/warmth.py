@@ -39,6 +39,11 @@ def prior(profile: Profile, pause_s: float) -> float:
     return (profile.cold_s - pause_s) / (profile.cold_s - profile.warm_s)
 
 
+def probably_cold_after(profile: Profile) -> float:
+    """The pause, in seconds, after which the prior is no more than `PROBABLY`."""
+    return profile.cold_s - PROBABLY * (profile.cold_s - profile.warm_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Learned:
     """One bin, for people."""

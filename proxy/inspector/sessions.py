@@ -17,7 +17,7 @@ from proxy.failures import explained, has_failed
 from proxy.holdout import HELD_OUT
 from proxy.ledger import Account
 from proxy.savings import Savings, account_of, line
-from proxy.settings import Settings
+from proxy.settings import Settings, cold_after
 
 Value = dict[str, object]
 ASKED_CHARS = 2_000  # of what the user said: more than a heading can show
@@ -180,7 +180,7 @@ def _summary(view: View, row: SessionSummary, tokens: Mapping[int, Tokens], pare
         "state_reason": HELD_OUT if session.arm == "held out" else session.state_reason,
         "problem": explained(row.latest)[0] if row.latest is not None and is_failure(view, row.latest) else None,
         "cache": _cache(view, row),
-        "cold_at": session.last_active_at + view.settings.idle_after,
+        "cold_at": _cold_at(view, session),
         "tokens_full": latest.full,
         "tokens_sent": latest.sent,
         "blocks_left_out": row.blocks_left_out,
@@ -205,7 +205,11 @@ def _cache(view: View, row: SessionSummary) -> str:
         return "running"
     if not row.answered:
         return "unknown"
-    return "warm" if view.now < row.session.last_active_at + view.settings.idle_after else "cold"
+    return "warm" if view.now < _cold_at(view, row.session) else "cold"
+
+
+def _cold_at(view: View, session: SessionRow) -> float:
+    return session.last_active_at + cold_after(view.settings, session.upstream, session.model)
 
 
 def is_running(view: View, row: ExchangeRow) -> bool:

@@ -8,6 +8,7 @@ from proxy.dry_run import blocks_of, dry_run, graph_of, present_blocks
 from proxy.inspector.selections import show_selection
 from proxy.inspector.sessions import Value, View, asked_in, ending_of, is_running, own_of
 from proxy.savings import account_of, line
+from proxy.settings import cold_after
 
 
 class UnknownTurn(LookupError):
@@ -38,7 +39,7 @@ def show_turn(view: View, session: SessionRow, turn: int) -> Value:
             "mode": view.settings.mode,
             "outcome": own[0].outcome,
             "idle_s": own[0].idle_s,
-            "idle_after_s": view.settings.idle_after,
+            "idle_after_s": cold_after(view.settings, session.upstream, session.model),
             "history_blocks": own[0].blocks_total,
             "history_chars": own[0].chars_total,
         },

@@ -156,6 +156,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
             with laid_out(archive, seed) as path:
                 asked = Settings(
                     db=str(path),
+                    mode="idle",
                     selector=FULL if selector == ORACLE else selector,
                     seed=arguments.seed,
                     idle_after=numbers["idle_after"],

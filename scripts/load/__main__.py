@@ -334,7 +334,9 @@ async def main(arguments: argparse.Namespace) -> int:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="that all sessions work, and that some work beside")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="that all sessions work, and that some work beside"
+    )
     parser.add_argument("--sessions", type=int, default=200, help="at once")
     parser.add_argument("--beside", type=int, default=32, help="of them beside readers and removals")
     parser.add_argument("--no-direct", dest="direct", action="store_false", help="leave out the runs without the proxy")

@@ -70,6 +70,7 @@ async def test_a_session_is_selected_by_what_the_model_attended_to(
         settings = Settings(
             upstream=upstream.base_url,
             db=str(tmp_path / "archive" / "recap.db"),
+            mode="idle",
             idle_after=IDLE_AFTER_S,
             min_history_tokens=0,
             beta=BETA,

@@ -76,6 +76,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
         settings = Settings(
             upstream=upstream.base_url,
             db=str(folder / "archive" / "recap.db"),
+            mode="idle",
             idle_after=IDLE_AFTER_S,
             min_history_tokens=0,
             beta=BETA,

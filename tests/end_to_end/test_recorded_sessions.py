@@ -33,7 +33,12 @@ SESSIONS = load_sessions()
 
 
 def settings_for(upstream: RecordingUpstream, folder: Path, **changes: Any) -> Settings:
-    given: dict[str, Any] = {"upstream": upstream.url, "db": str(folder / "recap.db"), "min_history_tokens": 0}
+    given: dict[str, Any] = {
+        "mode": "idle",
+        "upstream": upstream.url,
+        "db": str(folder / "recap.db"),
+        "min_history_tokens": 0,
+    }
     return Settings(**(given | changes))
 
 

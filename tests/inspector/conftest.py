@@ -105,7 +105,9 @@ async def visiting(
     if not in_use:
         shutil.copyfile(recorded.path, database)
     clock = VirtualClock(recorded.now + 3600.0)
-    settings = Settings(**{"upstream": upstream, "db": str(database), "min_history_tokens": 0, **(changes or {})})  # type: ignore[arg-type]
+    settings = Settings(
+        **{"mode": "idle", "upstream": upstream, "db": str(database), "min_history_tokens": 0, **(changes or {})}
+    )  # type: ignore[arg-type]
     async with running_proxy(settings, open_conversations(settings, clock), clock=clock) as proxy:
         opened = await browser.new_context(**context)  # type: ignore[arg-type]
         page = await opened.new_page()

@@ -85,7 +85,7 @@ async def looking(
 async def looking_at(
     database: Path | str, clock: VirtualClock, *, upstream: str = UPSTREAM, **changes: Any
 ) -> AsyncIterator[Look]:
-    given: dict[str, Any] = {"upstream": upstream, "db": str(database), "min_history_tokens": 0}
+    given: dict[str, Any] = {"mode": "idle", "upstream": upstream, "db": str(database), "min_history_tokens": 0}
     settings = Settings(**(given | changes))
     conversations = open_conversations(settings, clock)
     async with (

@@ -573,7 +573,7 @@ async def test_what_if_is_compared_with_everything_before_the_first_selection(tm
         ({}, "sent", "idle for 3600 s"),
         ({"min_history_tokens": 8000}, "nothing", "below 8000"),
         ({"mode": "off"}, "recorded", "idle for 3600 s"),
-        ({"mode": "auto"}, "weighed", "idle for 3600 s"),
+        ({"mode": "auto"}, "weighed", "idle for 1950 s"),
         ({"mode": "auto", "context_window_tokens": 1000}, "sent", "for a window of 1000"),
     ],
 )

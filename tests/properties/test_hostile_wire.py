@@ -80,7 +80,7 @@ async def wire(folder: Path, *scripts: Script, **changes: Any) -> AsyncIterator[
     lay_out_archive(path)
     clock = VirtualClock()
     async with raw_upstream(*(scripts or (answering(ANSWER),))) as upstream:
-        given: dict[str, Any] = {"upstream": upstream.url, "db": str(path), "min_history_tokens": 0}
+        given: dict[str, Any] = {"mode": "idle", "upstream": upstream.url, "db": str(path), "min_history_tokens": 0}
         settings = Settings(**(given | changes))
         conversations = open_conversations(settings, clock)
         async with running_proxy(settings, conversations) as proxy:

@@ -88,7 +88,7 @@ class Dialogue:
     dialect: DialectName = "chat"
 
     def __post_init__(self) -> None:
-        given: dict[str, Any] = {"upstream": "http://upstream.test/v1", "min_history_tokens": 0}
+        given: dict[str, Any] = {"mode": "idle", "upstream": "http://upstream.test/v1", "min_history_tokens": 0}
         self.settings = Settings(**(given | {"db": str(self.folder / "recap.db")} | self.changes))
         lay_out_archive(Path(self.settings.db))
         self.conversations = open_conversations(self.settings, self.clock)

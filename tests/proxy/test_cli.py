@@ -63,7 +63,7 @@ def test_config_prints_value_and_source(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert rows["port"] == ["1", "flag", "--port"]
     assert rows["seed"] == ["7", "env", "RECAP_SEED"]
-    assert rows["mode"] == ["idle", "default"]
+    assert rows["mode"] == ["auto", "default"]
     assert "canary" not in shown.stdout
 
 

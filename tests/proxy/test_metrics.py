@@ -69,7 +69,12 @@ def numbers_of(text: str) -> Numbers:
 async def measured(folder: Path, *observers: Observer, **changes: Any) -> AsyncIterator[Measured]:
     upstream, clock, meters = RecordingUpstream(), VirtualClock(), Meters()
     async with upstream.running():
-        given: dict[str, Any] = {"upstream": upstream.url, "db": str(folder / "recap.db"), "min_history_tokens": 0}
+        given: dict[str, Any] = {
+            "mode": "idle",
+            "upstream": upstream.url,
+            "db": str(folder / "recap.db"),
+            "min_history_tokens": 0,
+        }
         settings = Settings(**(given | changes))
         conversations = open_conversations(settings, clock, (meters, *observers))
         async with (

@@ -126,7 +126,9 @@ class World(Crowd):
         self.settings = Settings(
             upstream="http://upstream.test/v1",
             db=str(self.path),
-            mode=random.choice(("idle", "idle", "always", "off") if random.random() < 0.3 else ("idle", "always")),
+            mode=random.choice(
+                ("idle", "auto", "always", "off") if random.random() < 0.3 else ("idle", "auto", "always")
+            ),
             idle_after=IDLE_AFTER_S,
             min_history_tokens=0,
             context_window_tokens=random.choice((0, 0, 0, 400)),

@@ -116,7 +116,18 @@ async def test_beside_a_running_proxy(tmp_path: Path) -> None:
         return {"model": "m", "messages": history[:upto], "tools": TOOLS, "stream": True}
 
     headers = {"x-session-id": "one", "authorization": "Bearer k"}
-    flags = ("--db", str(database), "--idle-after", "0", "--min-history-tokens", "0", "--beta", "0.05")
+    flags = (
+        "--db",
+        str(database),
+        "--mode",
+        "idle",
+        "--idle-after",
+        "0",
+        "--min-history-tokens",
+        "0",
+        "--beta",
+        "0.05",
+    )
     async with RecordingUpstream().running() as upstream, serving(tmp_path, upstream.url, *flags) as (_, port, _said):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as client:
             for upto in (1, 5, 9):

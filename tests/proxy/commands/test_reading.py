@@ -163,10 +163,11 @@ def test_explain_of_a_query_sees_the_whole_history_and_its_words(recap: Recap, n
 
 def test_explain_of_a_query_says_what_would_come_of_it(recap: Recap, name: str) -> None:
     query = ("explain", name, "--query", "alpha", "--min-history-tokens")
-    assert recap(*query, "0").lines[1] == "it would be sent: idle for 3600 s"
-    assert recap(*query, "9000").lines[1].startswith("nothing would be left out: idle for 3600 s; left alone: history")
+    idle = ("--mode", "idle")
+    assert recap(*query, "0", *idle).lines[1] == "it would be sent: idle for 3600 s"
+    assert recap(*query, "9000", *idle).lines[1].startswith("nothing would be left out: idle for 3600 s; left")
     assert recap(*query, "0", "--mode", "off").lines[1].startswith("mode off: it would be recorded and not sent")
-    assert recap(*query, "0", "--mode", "auto").lines[1].startswith("mode auto: idle for 3600 s, it would be sent if")
+    assert recap(*query, "0").lines[1].startswith("mode auto: idle for 1950 s, it would be sent if")
 
 
 def test_no_line_is_wider_than_a_terminal(recap: Recap, name: str) -> None:
