@@ -11,8 +11,7 @@ SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
 TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties
 
-.PHONY: serve test agents browser attention models bench bench-peers bench-attention eval eval-attention eval-provider lint format types check \
-	audit fuzz clean
+.PHONY: serve test agents browser attention models bench bench-peers bench-attention eval eval-attention eval-provider lint format types check audit fuzz clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)

@@ -262,7 +262,7 @@ async def beside(load: Load, folder: Path, *, old: int = OLD_SESSIONS) -> Part:
             job = load.work(port, 6, load.length, exact=False, ended=ended)
             await agents(part, job, load.sessions)
             async with asyncio.timeout(READY_S):
-                while forgetter.ended or not forgetter.is_idle:
+                while forgetter.ended or not forgetter.is_idle:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
         finally:
             for task in tasks:
@@ -273,7 +273,8 @@ async def beside(load: Load, folder: Path, *, old: int = OLD_SESSIONS) -> Part:
     part.problems += [f"{tag} was to be removed" for tag in _left(db, [*forgetter.gone, *overdue[:old]])]
     slowest = max(forgetter.seconds, default=0.0)
     part.notes.append(
-        f"{part.tally.rewritten} requests rewritten, {reader.answers} answers of the inspector, {reader.events} events, "
+        f"{part.tally.rewritten} requests rewritten, {reader.answers} answers of the inspector, "
+        f"{reader.events} events, "
         f"{len(forgetter.gone)} sessions forgotten (slowest {slowest:.1f} s), "
         f"{sum(not names_of(db, tag) for tag in overdue)} of {len(overdue)} expired"
     )
@@ -292,8 +293,8 @@ def _left(db: Path, gone: Sequence[str]) -> list[str]:
 def table(parts: Sequence[Part]) -> str:
     """One row a part. Added latency is to the first byte of the stream, without what the upstream took."""
     rows = [
-        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | resident: median of 2nd "
-        "quarter, of last, peak | batches waiting, most | wrong |",
+        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | "
+        "resident: median of 2nd quarter, of last, peak | batches waiting, most | wrong |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for part in parts:
@@ -334,9 +335,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--seconds", type=float, default=300.0, help="that all sessions work, and that some work beside"
-    )
+    parser.add_argument("--seconds", type=float, default=300.0, help="that all work, and that some do beside")
     parser.add_argument("--sessions", type=int, default=200, help="at once")
     parser.add_argument("--beside", type=int, default=32, help="of them beside readers and removals")
     parser.add_argument("--no-direct", dest="direct", action="store_false", help="leave out the runs without the proxy")

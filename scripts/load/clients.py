@@ -168,8 +168,7 @@ def _compare(ask: Ask, expected: bytes, got: bytes) -> None:
     if got == expected:
         return
     foreign = tags(got) - {ask.tag.encode()}
-    place = next(
-        (i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got))
-    )
+    pairs = enumerate(zip(expected, got, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
     why = f"byte {place} of {len(expected)} ({len(got)} came): {got[max(0, place - 40) : place + 40]!r}"
     raise (Mixed(f"words of {foreign!r}; {why}") if foreign else Wrong(why))
