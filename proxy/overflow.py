@@ -2,8 +2,8 @@
 
 Providers agree on no field: OpenAI and Azure set the code `context_length_exceeded`, vLLM, DeepSeek and OpenRouter only
 write "maximum context length", Anthropic "prompt is too long", Gemini "input token count", llama.cpp
-`exceed_context_size_error`; gateways wrap one in another. So the whole body is searched, as text. A 413 says it by its
-status, whatever its body.
+`exceed_context_size_error`; gateways wrap one in another. So the whole body is searched, as text. A 413 says it
+also without a word, or by words about bytes.
 """
 
 import re
@@ -28,6 +28,7 @@ _SAYS_SO = re.compile(
     r"|range of input length should be",
     re.IGNORECASE | re.DOTALL,
 )
+_TOO_LARGE = re.compile(r"too.large|maximum size|\A\s*\Z", re.IGNORECASE)
 _OF_THE_MOMENT = re.compile(r"rate.?limit|tokens per (?:min|day|hour)|\bTPM\b|\bquota\b", re.IGNORECASE)
 
 _N = r"(\d[\d,_]{0,14}\d)"  # bounded: a body may hold any number of digits
@@ -63,7 +64,8 @@ class Overflow:
 def overflow_of(status: int, body: bytes) -> Overflow | None:
     """None: this refusal is about something else. With `IN_ANSWER`, `body` is the error that the answer holds."""
     text = body[:SEARCHED_CHARS].decode("utf-8", "replace")
-    says_so = status == TOO_LARGE or (status in STATUSES | {IN_ANSWER} and _SAYS_SO.search(text))
+    says_so = status in STATUSES | {IN_ANSWER} and _SAYS_SO.search(text)
+    says_so = says_so or (status == TOO_LARGE and _TOO_LARGE.search(text))
     if not says_so or _OF_THE_MOMENT.search(text):
         return None
     window, answer = _number(_WINDOW, text), _number(_ANSWER, text)

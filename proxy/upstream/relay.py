@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from graphstore.records import Ending
 from proxy.connection import ClientConnection
-from proxy.errors import ClientGone, UpstreamError, render_error
 from proxy.dialects.opening import Opening
+from proxy.errors import ClientGone, UpstreamError, render_error
 from proxy.headers import response_headers, value_of
 from proxy.overflow import IN_ANSWER, STATUSES
 from proxy.ports import Exchange, Headers, Shorter

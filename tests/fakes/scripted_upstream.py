@@ -52,11 +52,10 @@ DEADLINE_SECONDS = 20.0  # for waiting in a test; generous, because nothing wait
 class Fault:
     """How one answer goes wrong. Byte counts are of the encoded body.
 
-    `status` and `body`, of `content_type`, replace the answer (a `body` of None with an error status gets OpenAI's error
-    shape). `stall`
-    waits for `release` before the status line, `stall_after` after that many body bytes. `truncate_after` breaks the
-    connection after that many bytes; `unfinished` ends a stream cleanly without its closing events. `split` is the
-    size of each write, `encoding` one of gzip, br, zstd, deflate.
+    `status` and `body`, of `content_type`, replace the answer (a `body` of None with an error status gets OpenAI's
+    error shape). `stall` waits for `release` before the status line, `stall_after` after that many body bytes.
+    `truncate_after` breaks the connection after that many bytes; `unfinished` ends a stream cleanly without its closing
+    events. `split` is the size of each write, `encoding` one of gzip, br, zstd, deflate.
     """
 
     status: int = 200

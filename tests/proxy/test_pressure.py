@@ -387,9 +387,10 @@ def test_what_is_not_about_the_window(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "<html>413 Request Entity Too Large</html>", '{"error":{"type":"request_too_large"}}']
 )
-def test_a_413_says_it_by_its_status(text: str) -> None:
+def test_a_413_need_not_speak_of_tokens(text: str) -> None:
     """Cerebras sends one without a body, Anthropic and web servers one about bytes."""
     assert overflow_of(413, text.encode()) == Overflow()
+    assert overflow_of(413, b"simulated") is None
     moment = (
         b"Request too large on tokens per minute (TPM): Limit 6000, Requested 9000. Reduce the length of the messages"
     )
@@ -584,6 +585,20 @@ async def test_what_began_is_ended_when_the_shorter_one_fails(first: bytes, seco
         assert (answer.status_code, answer.content) == (200, first)
         again = await client.post(PATHS["chat"], json=request)
         assert again.status_code == 200 and upstream.conversations[-1].json == request
+
+
+async def test_a_rewritten_request_that_no_shorter_one_helps_goes_out_as_it_came() -> None:
+    """The refusal may only repeat words of the request, and the rewriting be what it is about."""
+    conversations = FakeConversations(lambda _: b'{"model":"m","messages":[{"role":"user","content":"x"}]}')
+    async with (
+        ScriptedUpstream() as upstream,
+        running_proxy(Settings(upstream=upstream.base_url), conversations) as proxy,
+        httpx.AsyncClient(base_url=proxy.url, timeout=30) as client,
+    ):
+        upstream.inject(Fault(status=400, body=TOO_LONG))
+        answer = await client.post(PATHS["chat"], json={"model": "m", "messages": [user("hello")]})
+        assert answer.status_code == 200
+        assert b"hello" not in upstream.conversations[0].body and b"hello" in upstream.conversations[1].body
 
 
 async def test_a_refusal_by_status_whose_shorter_request_is_refused_within_stands(tmp_path: Path) -> None:
