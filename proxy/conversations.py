@@ -297,16 +297,27 @@ class ArchivedConversations:
         job = self._start(self._shorten(draft, status, overflow))
         try:
             await asyncio.wait((job,), timeout=ADMIT_DEADLINE_S)
-            shortened = job.result() if job.done() else None
         except asyncio.CancelledError:
+            job.add_done_callback(lambda _: self._take_back(draft, job))
             raise
-        except Exception:
-            log.exception("shorten.failed path=%s; the refusal stands", exchange.row.path)
+        if not job.done():
+            log.warning("shorten.late deadline_s=%s path=%s", ADMIT_DEADLINE_S, exchange.row.path)
+            job.add_done_callback(lambda _: self._take_back(draft, job))
             return Shorter(None)
-        if shortened is None:
+        if job.exception() is not None:
+            log.error("shorten.failed path=%s; the refusal stands", exchange.row.path, exc_info=job.exception())
             return Shorter(None)
-        exchange.shortened = shortened
-        return Shorter(shortened.body)
+        exchange.shortened = job.result()
+        return Shorter(exchange.shortened.body if exchange.shortened is not None else None)
+
+    def _take_back(self, draft: Draft, job: "asyncio.Task[Shortened | None]") -> None:
+        """Nobody waited for this shorter request, so it is never sent."""
+        if not job.cancelled() and job.exception() is None and (shortened := job.result()) is not None:
+            self.refused_again(draft, shortened)
+
+    def can_shorten(self, draft: Draft) -> bool:
+        """See `ports.Exchange.may_be_shortened`."""
+        return self._planner.can_shorten(draft)
 
     async def _shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
         async with self._turn:
@@ -456,11 +467,22 @@ class _End:
 class _Exchange:
     """`ports.Exchange`: collects on the event loop, hands over when it ends."""
 
-    __slots__ = ("_finished", "_owner", "draft", "first_byte_at", "rejection", "row", "session", "shortened")
+    __slots__ = (
+        "_finished",
+        "_is_watched",
+        "_owner",
+        "draft",
+        "first_byte_at",
+        "rejection",
+        "row",
+        "session",
+        "shortened",
+    )
 
     def __init__(self, owner: ArchivedConversations, row: ExchangeRow, draft: Draft) -> None:
         self._owner = owner
         self._finished = False
+        self._is_watched = False
         self.row = row
         self.session = draft.session
         self.draft: Draft | None = draft  # until the answer begins: it holds the request
@@ -471,7 +493,15 @@ class _Exchange:
     def first_byte(self) -> None:
         if self.first_byte_at is None:
             self.first_byte_at = self._owner._clock()
-            self.draft = None
+            if not self._is_watched:
+                self.draft = None
+
+    def may_be_shortened(self) -> bool:
+        self._is_watched = self.draft is not None and self._owner.can_shorten(self.draft)
+        return self._is_watched
+
+    def begun(self) -> None:
+        self.draft = None
 
     async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
         return await self._owner.shorten(self, status, headers, body)
@@ -491,6 +521,7 @@ class _Exchange:
     ) -> None:
         if not self._finished:
             self._finished = True
+            self.draft = None
             self._owner.ended(self, _End(self._owner._clock(), ending, status, headers, body, error))
 
 

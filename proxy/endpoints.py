@@ -50,6 +50,9 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = ClientConnection(scope, receive, send)
         try:
+            if not scope["raw_path"].startswith(b"/"):
+                await _refuse_target(client)
+                return
             target = self._target(scope)
             if target is None:
                 await _refuse_name(client, self._named)
@@ -198,6 +201,12 @@ async def _refuse_name(client: ClientConnection, named: Mapping[str, str]) -> No
     known = ", ".join(f"/to/{known}/" for known in named)
     message = f"No upstream is called {name!r}: there are {known}. Others go into the setting `upstreams`."
     await client.respond(404, render_error(message, code="upstream_unknown"))
+
+
+async def _refuse_target(client: ClientConnection) -> None:
+    """`OPTIONS *`, `CONNECT host:port`: behind the upstream's name they would make another name."""
+    message = "ReCAP proxy takes paths, such as /v1/models; it is a base URL for clients, not their HTTP proxy."
+    await client.respond(400, render_error(message, code="target_unsupported"))
 
 
 async def _refuse_websocket(client: ClientConnection) -> None:

@@ -2,7 +2,8 @@
 
 Providers agree on no field: OpenAI and Azure set the code `context_length_exceeded`, vLLM, DeepSeek and OpenRouter only
 write "maximum context length", Anthropic "prompt is too long", Gemini "input token count", llama.cpp
-`exceed_context_size_error`; gateways wrap one in another. So the whole body is searched, as text.
+`exceed_context_size_error`; gateways wrap one in another. So the whole body is searched, as text. A 413 says it
+also without a word, or by words about bytes.
 """
 
 import re
@@ -10,32 +11,41 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 STATUSES = frozenset({400, 413, 422})  # refusals that may be about the length of the context
+TOO_LARGE = 413
+IN_ANSWER = 200  # an error within an answer that began well
 SEARCHED_CHARS = 1 << 16  # of a refusal; one that repeats the request would be longer
 WINDOWS_KEPT = 256
 WINDOW_TOKENS_MIN, WINDOW_TOKENS_MAX = 256, 1 << 28  # what can be a model's window
 
 _SAYS_SO = re.compile(
-    r"context_length_exceeded|context_window_exceeded|exceed_context_size|model_max_prompt_tokens_exceeded"
-    r"|context length|context window|context size"
+    r"context_length_exceeded|context_?window_?exceeded|exceed_context_size|model_max_prompt_tokens_exceeded"
+    r"|context length|context window|context size|exceed context limit"
     r"|(?:prompt|input|request|conversation) is too long|prompt too long|input too long|maximum prompt length"
-    r"|input token count|too many (?:input |prompt )?tokens|exceeded model token limit"
-    r"|(?:input|prompt) (?:length|tokens?) .{0,80}exceed|reduce the length of the (?:messages|prompt|input)"
+    r"|(?:prompt|input) exceeds (?:the )?max|maximum number of input tokens"
+    r"|input token count|too many (?:input |prompt |total )?(?:tokens|text bytes)|exceeded model token limit"
+    r"|(?:input|prompt) (?:length|tokens?) .{0,80}exceed|total tokens .{0,40}exceed"
+    r"|reduce the length of the (?:messages|prompt|input)"
     r"|range of input length should be",
     re.IGNORECASE | re.DOTALL,
 )
+_TOO_LARGE = re.compile(r"too.large|maximum size|\A\s*\Z", re.IGNORECASE)
 _OF_THE_MOMENT = re.compile(r"rate.?limit|tokens per (?:min|day|hour)|\bTPM\b|\bquota\b", re.IGNORECASE)
 
 _N = r"(\d[\d,_]{0,14}\d)"  # bounded: a body may hold any number of digits
 _WINDOW = re.compile(
-    rf"(?:maximum (?:context|prompt) length (?:is|of)|context (?:length|window|size)(?: is| of)?|> ?"
-    rf"|maximum number of tokens allowed|token limit:?|input length should be \[\d+,)\W{{0,3}}{_N}"
-    rf"|\"n_ctx\"\s*:\s*{_N}",
+    rf"(?:maximum (?:context|prompt) length (?:is|of)|context (?:length|window|size)(?: is| of)?| > ?|model maximum"
+    rf"|limit of|maximum number of tokens allowed|token limit:?|input length should be \[\d+,)\W{{0,3}}{_N}"
+    rf"|{_N} maximum context length|\"n_ctx\"\s*:\s*{_N}",
     re.IGNORECASE,
 )
-_ANSWER = re.compile(rf"{_N} (?:in|for)\s+the (?:completion|output)", re.IGNORECASE)
+_ANSWER = re.compile(
+    rf"{_N} (?:(?:in|for)\s+the (?:completion|output)|output tokens|> \d)|tokens'? is too large: {_N}| \+ {_N} >",
+    re.IGNORECASE,
+)
 _INPUT = re.compile(
-    rf"{_N} (?:in (?:the messages|your prompt)|of text input|input tokens)|resulted in {_N} tokens"
-    rf"|(?:request contains|is too long:|token count(?: of)?) ?\(?{_N}|\"n_prompt_tokens\"\s*:\s*{_N}",
+    rf"{_N} (?:in (?:the messages|your prompt)|of text input|input tokens|\+ \d+ >)|resulted in {_N} tokens"
+    rf"|(?:request contains|prompt contains|is too long:|token count(?: of)?|prompt tokens) ?\(?{_N}"
+    rf"|\"n_prompt_tokens\"\s*:\s*{_N}",
     re.IGNORECASE,
 )
 
@@ -52,9 +62,11 @@ class Overflow:
 
 
 def overflow_of(status: int, body: bytes) -> Overflow | None:
-    """None: this refusal is about something else."""
+    """None: this refusal is about something else. With `IN_ANSWER`, `body` is the error that the answer holds."""
     text = body[:SEARCHED_CHARS].decode("utf-8", "replace")
-    if status not in STATUSES or not _SAYS_SO.search(text) or _OF_THE_MOMENT.search(text):
+    says_so = status in STATUSES | {IN_ANSWER} and _SAYS_SO.search(text)
+    says_so = says_so or (status == TOO_LARGE and _TOO_LARGE.search(text))
+    if not says_so or _OF_THE_MOMENT.search(text):
         return None
     window, answer = _number(_WINDOW, text), _number(_ANSWER, text)
     room = (window or 0) - (answer or 0)

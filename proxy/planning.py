@@ -313,6 +313,14 @@ class Planner:
 
     # -- a request that was refused for its length ----------------------------------------------------------------
 
+    def can_shorten(self, draft: Draft) -> bool:
+        """Whether there is anything that `shorten` might leave out. A response in the background is not looked at: its
+        client wants its name at once."""
+        if draft.found is None or draft.incoming is None or draft.incoming.parsed.background:
+            return False
+        gone = _positions(draft.ordinals, draft.found.session.left_out if draft.body else ())
+        return decide_again(draft.facts, self._policy, "").select and bool(_expendable(draft.cut) - gone)
+
     def shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
         """Select anew for a request that was refused for its length. None, with nothing changed: no shorter one can be
         sent, or its session has moved on. Touches the disk.

@@ -40,10 +40,17 @@ class Shorter:
 class Exchange(Protocol):
     """The life of one admitted request. Call `finish` exactly once, whatever happens."""
 
+    def may_be_shortened(self) -> bool:
+        """A shorter request could be sent: it pays to look at how an answer begins. Then call `begun` or `shorter`."""
+
+    def begun(self) -> None:
+        """The answer is one: it is no refusal for the request's length."""
+
     async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
         """The upstream refused the request, and the client knows nothing of it yet. None: not for its length.
 
-        Ask once. `headers` and `body` are the refusal as it came; of a long body the beginning.
+        Ask once. `headers` and `body` are the refusal as it came; of a long body the beginning. Status 200: `body` is
+        the error by which an answer began, as plain JSON.
         """
 
     def refused_again(self, why: str) -> None:

@@ -59,6 +59,8 @@ def with_own(rows: Iterable[dict[str, Any]]) -> tuple[Profile, ...]:
         name = row.get("name")
         if not isinstance(name, str) or not name:
             raise ValueError(f'The profile {row!r} has no name. Give it one: name = "mine".')
+        if name in own:
+            raise ValueError(f"The profile {name!r} is there twice, and only one can count.")
         try:
             profile = msgspec.convert(msgspec.to_builtins(known.get(name, known["unknown"])) | row, Profile)
         except msgspec.ValidationError as exc:

@@ -85,7 +85,8 @@ def _middle(number: int) -> float:
 def seen_between(before: ExchangeRow, row: ExchangeRow, minimum_tokens: int) -> Seen | None:
     """What two requests of a session in a row show; None: nothing.
 
-    The second must begin with all that the first sent, under the same model, and the provider must have counted both.
+    The second must begin with all that the first sent, under the same model, and come after its end; the provider must
+    have counted both, in numbers that can be true.
     """
     is_continued = row.prefix_messages >= before.messages_sent > 0 and row.model == before.model
     were_whole = before.ending == "complete" and row.ending == "complete" and not row.fell_back
@@ -93,7 +94,11 @@ def seen_between(before: ExchangeRow, row: ExchangeRow, minimum_tokens: int) -> 
         return None
     if before.input_tokens is None or before.input_tokens < 2 * minimum_tokens:
         return None
-    pause_s = max(0.0, row.started_at - (before.ended_at or before.started_at))
+    if row.input_tokens is None or row.cached_tokens > row.input_tokens:
+        return None
+    pause_s = row.started_at - (before.ended_at or before.started_at)
+    if pause_s < 0:  # they ran side by side, or the clock was set back
+        return None
     return Seen(pause_s, row.cached_tokens >= HIT_SHARE * before.input_tokens)
 
 

@@ -7,19 +7,22 @@ record is finished once. It parses nothing: the record gets the raw bytes when t
     upstream unreachable     -> an error answer of ours
     upstream breaks midway   -> the client's connection breaks as well: no made-up end
     upstream rejects (4xx)   -> `original` is sent in its place, once
-    ... for its length       -> a shorter request is sent in its place, once; its own answer if that fails too
+    ... for its length       -> a shorter request is sent before that, once; without success the first answer stands
+    ... within a 200         -> the same, as long as the client has seen nothing of the answer but comments
 """
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from graphstore.records import Ending
 from proxy.connection import ClientConnection
+from proxy.dialects.opening import Opening
 from proxy.errors import ClientGone, UpstreamError, render_error
-from proxy.headers import response_headers
-from proxy.overflow import STATUSES
+from proxy.headers import response_headers, value_of
+from proxy.overflow import IN_ANSWER, STATUSES
 from proxy.ports import Exchange, Headers, Shorter
 from proxy.upstream.client import Answer, Upstream
 
@@ -29,6 +32,8 @@ ERROR_BYTES_MAX = 1 << 20  # of a rejection, read before anything is made of it
 NOT_ABOUT_THE_BODY = frozenset({401, 403, 408, 429})
 
 log = logging.getLogger(__name__)
+
+_Any: TypeAlias = "Answer | _Held | _Watched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class _Record:
     _chunks: list[bytes] = field(default_factory=list)
     _size: int = 0
 
-    def begin(self, answer: "Answer | _Held") -> None:
+    def begin(self, answer: "_Any") -> None:
         self.status, self.headers = answer.status, answer.headers
 
     def add(self, chunk: bytes) -> None:
@@ -92,14 +97,27 @@ async def relay(
     `shorten` makes a request of another body; None: one that is refused for its length is not sent again.
     """
     record = _Record(exchange)
+
+    async def start(answer: "_Any") -> None:
+        record.begin(answer)
+        await client.start(answer.status, response_headers(answer.headers, answer.status))
+
+    again = _Again(upstream, exchange, shorten) if exchange is not None and shorten is not None else None
     try:
-        async with client.watch(detach=detach), _answer(upstream, request, original, shorten, exchange) as answer:
-            record.begin(answer)
-            await client.start(answer.status, response_headers(answer.headers, answer.status))
+        async with (
+            client.watch(detach=detach),
+            _answer(upstream, request, original, again, exchange, watches=not detach) as answer,
+        ):
+            if not isinstance(answer, _Watched) or answer.starts_at_once:
+                await start(answer)
             async with aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
+                    if not client.started:
+                        await start(answer)
                     record.add(chunk)
                     await client.write(chunk)
+            if not client.started:
+                await start(answer)
         record.close("complete")
     except ClientGone:
         record.close("client gone")
@@ -117,55 +135,149 @@ async def _answer(
     upstream: Upstream,
     request: Outgoing,
     original: Outgoing | None,
-    shorten: Callable[[bytes], Outgoing] | None,
+    again: "_Again | None",
     exchange: Exchange | None,
-) -> AsyncIterator["Answer | _Held"]:
+    *,
+    watches: bool,
+) -> AsyncIterator["_Any"]:
     """The answer to `request`, or to what is sent in its place when the upstream rejects it for its body."""
-    answer: Answer | _Held
+    answer: _Any
     answer = first = await _send(upstream, request)
     try:
-        asks = shorten is not None and exchange is not None and answer.status in STATUSES
+        asks = again is not None and answer.status in STATUSES
         falls_back = original is not None and 400 <= answer.status < 500 and answer.status not in NOT_ABOUT_THE_BODY
         if asks or falls_back:
             answer = refusal = await _hold(first)
-            verdict = await _shorter(exchange, refusal) if asks and exchange is not None else None
-            if verdict is not None and verdict.body is not None and shorten is not None and exchange is not None:
-                log.warning("relay.shortened status=%d bytes=%d", answer.status, len(verdict.body))
-                answer = await _or_else(upstream, shorten(verdict.body), refusal, exchange)
-            elif verdict is None and falls_back and original is not None:
+            second = await again.answer(answer.status, answer.headers, refusal.beginning) if again and asks else None
+            if second is not None:
+                answer = second
+                await refusal.aclose()
+            elif falls_back and original is not None:
                 await answer.aclose()
                 log.warning("relay.fell_back status=%d bytes=%d", answer.status, len(refusal.beginning))
                 if exchange is not None:
                     with _contained():
                         exchange.fall_back(answer.status, refusal.beginning[:ERROR_BYTES_MAX])
                 answer = await _send(upstream, original)
+        elif again is not None and watches and answer.status == IN_ANSWER and again.is_possible(first):
+            answer = _Watched(first, again)
         yield answer
     finally:
         await answer.aclose()
 
 
-async def _shorter(exchange: Exchange, refusal: "_Held") -> Shorter | None:
-    with _contained():
-        return await exchange.shorter(refusal.status, refusal.headers, refusal.beginning)
-    return None
+class _Again:
+    """What is sent in place of a request that was refused for its length, once."""
+
+    def __init__(self, upstream: Upstream, exchange: Exchange, shorten: Callable[[bytes], Outgoing]) -> None:
+        self._upstream = upstream
+        self._exchange = exchange
+        self._shorten = shorten
+
+    def is_possible(self, answer: Answer) -> bool:
+        """An encoded beginning cannot be read, and nothing else could go on behind it."""
+        with _contained():
+            return not value_of(answer.headers, b"content-encoding") and self._exchange.may_be_shortened()
+        return False
+
+    def begun(self) -> None:
+        with _contained():
+            self._exchange.begun()
+
+    async def answer(
+        self, status: int, headers: Headers, body: bytes, *, goes_on: "Answer | None" = None
+    ) -> "_Held | None":
+        """The answer to a shorter request, if that begins well; None: this refusal stands.
+
+        `goes_on`: the answer whose head the client has, and behind which it is to go on.
+        """
+        verdict: Shorter | None = None
+        with _contained():
+            verdict = await self._exchange.shorter(status, headers, body)
+        if verdict is None or verdict.body is None:
+            return None
+        log.warning("relay.shortened status=%d bytes=%d", status, len(verdict.body))
+        try:
+            answer = await _begin(await _send(self._upstream, self._shorten(verdict.body)))
+        except UpstreamError as exc:
+            why = str(exc)
+        else:
+            if answer.status < 400 and not answer.is_refusal and (goes_on is None or _goes_on(goes_on, answer)):
+                return answer
+            why = f"refused with {answer.status}" if answer.is_refusal or answer.status >= 400 else "of another form"
+            await answer.aclose()
+        log.warning("relay.shortened_in_vain why=%s", why)
+        with _contained():
+            self._exchange.refused_again(why)
+        return None
 
 
-async def _or_else(upstream: Upstream, shorter: Outgoing, refusal: "_Held", exchange: Exchange) -> "Answer | _Held":
-    """The answer to `shorter`, or `refusal` if that has no success."""
-    try:
-        answer = await _send(upstream, shorter)
-    except UpstreamError as exc:
-        why = str(exc)
-    else:
-        if answer.status < 400:
-            await refusal.aclose()
-            return answer
-        why = f"refused with {answer.status}"
-        await answer.aclose()
-    log.warning("relay.shortened_in_vain why=%s", why)
-    with _contained():
-        exchange.refused_again(why)
-    return refusal
+def _goes_on(first: Answer, second: "_Held") -> bool:
+    """Can this body go out under the head of the other."""
+    alike = (b"content-type", b"content-encoding")
+    return second.status == first.status and all(
+        value_of(first.headers, name) == value_of(second.headers, name) for name in alike
+    )
+
+
+class _Watched:
+    """An answer with status 200, in whose place another comes if it begins by saying that the context is too long.
+
+    `starts_at_once`: its head can go out, for it promises no length.
+    """
+
+    def __init__(self, first: Answer, again: _Again) -> None:
+        self.starts_at_once = not value_of(first.headers, b"content-length")
+        self._first = first
+        self._again = again
+        self._opening = Opening(keeps_all=not self.starts_at_once)
+        self._second: _Held | None = None
+
+    @property
+    def status(self) -> int:
+        return (self._second or self._first).status
+
+    @property
+    def headers(self) -> Headers:
+        return (self._second or self._first).headers
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._first.chunks()) as chunks:
+            async for piece in self._beginning(chunks):
+                yield piece
+            if self._opening.refusal is not None:
+                goes_on = self._first if self.starts_at_once else None
+                self._second = await self._again.answer(IN_ANSWER, (), self._opening.refusal, goes_on=goes_on)
+            if self._second is None:
+                self._again.begun()
+                if held := self._opening.release():
+                    yield held
+                async for chunk in chunks:
+                    yield chunk
+        if self._second is not None:
+            async for chunk in self._second.chunks():
+                yield chunk
+
+    async def _beginning(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """What may go out until it is known how the answer begins."""
+        opening = self._opening
+        try:
+            async for chunk in chunks:
+                if passed := opening.feed(chunk):
+                    yield passed
+                if opening.is_over or opening.refusal is not None:
+                    return
+            if passed := opening.finish():
+                yield passed
+        except UpstreamError:
+            if held := opening.release():
+                yield held
+            raise
+
+    async def aclose(self) -> None:
+        await self._first.aclose()
+        if self._second is not None:
+            await self._second.aclose()
 
 
 async def _send(upstream: Upstream, request: Outgoing) -> Answer:
@@ -173,10 +285,11 @@ async def _send(upstream: Upstream, request: Outgoing) -> Answer:
 
 
 class _Held:
-    """An answer whose beginning was read, which is all of it but for a very long one. It is still whole."""
+    """An answer whose beginning was read: all of a refusal, but of a very long one. It is still whole."""
 
     def __init__(self, answer: Answer, chunks: AsyncGenerator[bytes, None]) -> None:
         self.status, self.headers = answer.status, answer.headers
+        self.is_refusal = False
         self.beginning = b""
         self.broken: UpstreamError | None = None
         self._answer = answer
@@ -207,6 +320,25 @@ async def _hold(answer: Answer) -> _Held:
     except UpstreamError as exc:
         held.broken = exc
     held.beginning = bytes(body)
+    return held
+
+
+async def _begin(answer: Answer) -> _Held:
+    """Read a success until it says something. Raises UpstreamError when it breaks off before that."""
+    held = _Held(answer, chunks := answer.chunks())
+    if answer.status != IN_ANSWER or value_of(answer.headers, b"content-encoding"):
+        return held
+    opening = Opening(keeps_all=True)
+    try:
+        async for chunk in chunks:
+            held.beginning += opening.feed(chunk)
+            if opening.is_over or opening.refusal is not None:
+                break
+        held.beginning += opening.finish()
+    except BaseException:
+        await held.aclose()
+        raise
+    held.is_refusal = opening.refusal is not None
     return held
 
 

@@ -80,6 +80,11 @@ def test_a_wrong_row_is_named_with_its_source(row: dict[str, Any], words: list[s
     assert [word for word in ["profiles", "given.toml", *words] if word not in str(caught.value)] == []
 
 
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'mine' is there twice"):
+        with_own([{"name": "mine", "warm_s": 5}, {"name": "mine", "warm_s": 6}])
+
+
 def test_profiles_of_the_file_count(tmp_path: Path) -> None:
     path = tmp_path / "given.toml"
     path.write_text('[[profiles]]\nname = "openai"\nwarm_s = 43200\n')

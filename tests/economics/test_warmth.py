@@ -73,6 +73,9 @@ def test_a_request_that_goes_on_after_a_pause_shows_whether_the_cache_held() -> 
         {"ending": "client gone"},
         {"fell_back": True},
         {"outcome": "side"},
+        {"started_at": 109.0, "cached_tokens": 0},  # beside the first, or by a clock that was set back
+        {"cached_tokens": 10_001},  # of 10,000
+        {"input_tokens": None},
     ],
 )
 def test_other_requests_show_nothing(change: dict[str, object]) -> None:

@@ -23,10 +23,17 @@ class RecordedExchange:
     rejections: list[tuple[int, bytes]] = field(default_factory=list)
     shortened: bytes | None = None  # what to send instead of a request that was refused for its length
     failures: list[str] = field(default_factory=list)
+    begins: int = 0
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     def first_byte(self) -> None:
         self.first_bytes += 1
+
+    def may_be_shortened(self) -> bool:
+        return self.shortened is not None
+
+    def begun(self) -> None:
+        self.begins += 1
 
     async def shorter(self, status: int, headers: Headers, body: bytes) -> Shorter | None:
         return Shorter(self.shortened) if b"context_length_exceeded" in body else None

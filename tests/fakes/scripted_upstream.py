@@ -52,14 +52,15 @@ DEADLINE_SECONDS = 20.0  # for waiting in a test; generous, because nothing wait
 class Fault:
     """How one answer goes wrong. Byte counts are of the encoded body.
 
-    `status` and `body` replace the answer (a `body` of None with an error status gets OpenAI's error shape). `stall`
-    waits for `release` before the status line, `stall_after` after that many body bytes. `truncate_after` breaks the
-    connection after that many bytes; `unfinished` ends a stream cleanly without its closing events. `split` is the
-    size of each write, `encoding` one of gzip, br, zstd, deflate.
+    `status` and `body`, of `content_type`, replace the answer (a `body` of None with an error status gets OpenAI's
+    error shape). `stall` waits for `release` before the status line, `stall_after` after that many body bytes.
+    `truncate_after` breaks the connection after that many bytes; `unfinished` ends a stream cleanly without its closing
+    events. `split` is the size of each write, `encoding` one of gzip, br, zstd, deflate.
     """
 
     status: int = 200
     body: bytes | None = None
+    content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
     stall: bool = False
     stall_after: int | None = None
@@ -461,7 +462,7 @@ def _tool_forms(declared: Sequence[Json], namespace: str | None) -> Iterator[tup
 
 def _error_or(fault: Fault) -> Written:
     if fault.body is not None:
-        return Written("application/json", (fault.body,))
+        return Written(fault.content_type, (fault.body,))
     return write_json({"error": {"message": f"Injected {fault.status}.", "type": "server_error", "code": None}})
 
 

@@ -87,3 +87,11 @@ async def test_no_header_chooses_an_upstream() -> None:
             headers = (("X-Recap-Upstream", "near"), ("X-Forwarded-Host", "near"), ("X-Original-URL", "/to/near/"))
             assert (await exchange(proxy.port, request("/v1/models", BODY, headers=headers))).status == 200
         assert (len(own.calls), near.calls) == (1, [])
+
+
+async def test_what_is_no_path_reaches_nobody() -> None:
+    """Behind the base it would be part of the host's name."""
+    async with raw_upstream(OK) as own, running_proxy(Settings(upstream=own.url)) as proxy:
+        reply = await exchange(proxy.port, request("*", method="OPTIONS"))
+        assert (reply.status, own.calls) == (400, [])
+        assert msgspec.json.decode(reply.body)["error"]["code"] == "target_unsupported"

@@ -1,13 +1,16 @@
 """Pressure: a context that nears the window is compacted at a step, or once more when it was refused for its length."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from graphstore.store.archive import open_reader
 from proxy.conversations import open_conversations
 from proxy.dialects.base import DialectName
 from proxy.overflow import Overflow, Windows, overflow_of
@@ -16,9 +19,9 @@ from proxy.settings import Settings
 from tests.archives import lay_out_archive
 from tests.fakes.conversations import FakeConversations
 from tests.fakes.provider_rules import error_body, reject_chat, reject_responses
-from tests.fakes.scripted_upstream import Fault, ScriptedUpstream
+from tests.fakes.scripted_upstream import Fault, Json, ScriptedUpstream
 from tests.proxy.dialogue import LUNCH_S, PATHS, Dialogue, Message, Reply, said, turn, user
-from tests.support import running_proxy
+from tests.support import RunningProxy, running_proxy
 
 ID = {"x-session-id": "s"}
 WINDOW = 8_000
@@ -334,6 +337,31 @@ async def test_a_told_window_presses_the_next_steps(unknown: Dialogue) -> None:
         ("This model's maximum prompt length is 131072 but the request contains 537812 tokens", 131072, 537812),
         ('{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9000,"n_ctx":4096}}', 4096, 9000),
         ("Input is too long for requested model.", None, None),
+        (
+            "This model's maximum context length is 202752 tokens. However, you requested 65536 output tokens and your "
+            "prompt contains at least 137217 input tokens, for a total of at least 202753 tokens.",
+            137_216,
+            137_217,
+        ),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 8192. This model's maximum context length is 65536 "
+            "tokens and your request has 57879 input tokens (8192 > 65536 - 57879).",
+            57_344,
+            57_879,
+        ),
+        (
+            "input length and `max_tokens` exceed context limit: 196437 + 16384 > 200000, decrease input length",
+            183_616,
+            196_437,
+        ),
+        ("prompt tokens (400007) exceed model maximum (278528) for some-model", 278_528, 400_007),
+        ("prompt token count of 175000 exceeds the limit of 128000", 128_000, 175_000),
+        ("Prompt contains 140000 tokens, too large for model with 131072 maximum context length", 131_072, 140_000),
+        ("Prompt exceeds max length", None, None),
+        ("litellm.ContextWindowExceededError: the upstream refused", None, None),
+        ("Input exceeds the max input token limit", None, None),
+        ("ollama: context length exceeded for llama3", None, None),
+        ("total tokens exceeds the model's max of 4096", None, None),
         ("<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]", 129024, None),
     ],
 )
@@ -341,20 +369,32 @@ def test_refusals_for_length_are_known_with_their_numbers(text: str, window: int
     assert overflow_of(400, text.encode()) == Overflow(window, counted)
     wrapped = json.dumps({"error": {"message": "Provider returned error", "metadata": {"raw": text}}})
     assert overflow_of(413, wrapped.encode()) is not None
-    assert overflow_of(200, text.encode()) is None
+    assert overflow_of(500, text.encode()) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "Request too large on tokens per minute (TPM): Limit 6000, Requested 9000. Reduce the length of the messages",
         "An assistant message with 'tool_calls' must be followed by tool messages",
         "string too long. Expected a string with maximum length 1048576",
         "",
     ],
 )
 def test_what_is_not_about_the_window(text: str) -> None:
-    assert overflow_of(413, text.encode()) is None
+    assert overflow_of(400, text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>413 Request Entity Too Large</html>", '{"error":{"type":"request_too_large"}}']
+)
+def test_a_413_need_not_speak_of_tokens(text: str) -> None:
+    """Cerebras sends one without a body, Anthropic and web servers one about bytes."""
+    assert overflow_of(413, text.encode()) == Overflow()
+    assert overflow_of(413, b"simulated") is None
+    moment = (
+        b"Request too large on tokens per minute (TPM): Limit 6000, Requested 9000. Reduce the length of the messages"
+    )
+    assert overflow_of(413, moment) is None
 
 
 def test_windows_are_learned_in_tokens_of_our_own_count() -> None:
@@ -460,6 +500,179 @@ async def test_when_the_shorter_one_fails_too_the_client_gets_the_first_answer(s
         assert answers[-1].content == TOO_LONG
         assert len(sent) == len(answers) + 1, "sent again once"
         assert sent[-1] < sent[-2] // 2
+
+
+# -- refused within an answer that began with 200 -------------------------------------------------------------------
+
+STREAM = "text/event-stream"
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"r","error":null}}\n\n'
+FAILED = (
+    b'event: response.failed\ndata: {"type":"response.failed","response":{"id":"r","status":"failed","error":'
+    b'{"code":"context_length_exceeded","message":"Your input exceeds the context window of this model."}}}\n\n'
+)
+ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOLD = b'data: {"error":{"message":"maximum context length is 9000 tokens","code":400}}\n\ndata: [DONE]\n\n'
+WAITING = b": OPENROUTER PROCESSING\n\n"
+
+
+@asynccontextmanager
+async def after_fifteen_steps(
+    folder: Path, dialect: DialectName, **changes: Any
+) -> AsyncIterator[tuple[ScriptedUpstream, RunningProxy, httpx.AsyncClient, Json]]:
+    """A proxy with an agent that took so many steps; the body is that of its last request."""
+    lay_out_archive(folder / "recap.db")
+    async with ScriptedUpstream() as upstream:
+        given = Settings(upstream=upstream.base_url, db=str(folder / "recap.db"), **changes)
+        async with (
+            running_proxy(given, open_conversations(given, lambda: 0.0)) as proxy,
+            httpx.AsyncClient(base_url=proxy.url, timeout=30, headers=ID) as client,
+        ):
+            answers = await run_agent(client, dialect, 15)
+            assert [answer.status_code for answer in answers] == [200] * 15
+            yield upstream, proxy, client, upstream.conversations[-1].json
+
+
+REFUSED_WITHIN: list[tuple[DialectName, bytes, bytes]] = [  # dialect, answer, what of it is on its way at once
+    ("responses", CREATED + FAILED, b""),
+    ("responses", WAITING + CREATED + FAILED, WAITING),
+    ("responses", b'data: {"type":"error","code":"context_length_exceeded","message":""}\n\n', b""),
+    ("chat", TOLD, b""),
+    ("chat", ROLE + TOLD, b""),
+    ("chat", b'event: error\r\ndata: {"message":"prompt is too long: 9 tokens"}\r\n\r\n', b""),
+    ("chat", TOLD.partition(b"\n")[0], b""),
+    ("chat", b'\n\n {"error": {"message": "prompt is too long"}}', b"\n\n"),
+    ("chat", b'{"object":"error","message":"maximum context length is 9000 tokens"}', b""),
+]
+
+
+@pytest.mark.parametrize("kind", [STREAM, "application/json"], ids=["chunked", "with a length"])
+@pytest.mark.parametrize(("dialect", "body", "seen"), REFUSED_WITHIN)
+async def test_a_refusal_within_an_answer_is_compacted_too(
+    dialect: DialectName, body: bytes, seen: bytes, kind: str, tmp_path: Path
+) -> None:
+    async with after_fifteen_steps(tmp_path, dialect) as (upstream, _, client, request):
+        upstream.inject(Fault(body=body, content_type=kind, split=7))
+        answer = await client.post(PATHS[dialect], json=request | {"stream": kind == STREAM})
+        first, second = upstream.conversations[-2:]
+        assert len(second.body) < len(first.body) // 2
+        assert answer.status_code == 200
+        begin = answer.content.removeprefix(seen) if kind == STREAM else answer.content
+        assert begin.startswith((b"event: response.created", b"data: {", b"{")) and b"exceed" not in begin
+        assert begin.count(b"event: response.created") == (dialect == "responses" and kind == STREAM)
+    with open_reader(tmp_path / "recap.db") as reader:
+        row = reader.session_exchanges(1)[-1]
+    assert (row.boundary, row.status, row.error) == ("cold", 200, None)
+    assert row.messages_sent < row.messages_total and "refused with 200 for its length" in row.reason
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Fault(status=400),
+        Fault(body=TOLD, content_type=STREAM),
+        Fault(body=ROLE, content_type=STREAM, truncate_after=20),
+        Fault(encoding="gzip"),
+        Fault(body=b"{}"),
+    ],
+    ids=["400", "within", "broken", "encoded", "of another kind"],
+)
+@pytest.mark.parametrize("first", [WAITING + ROLE + TOLD, TOLD])
+async def test_what_began_is_ended_when_the_shorter_one_fails(first: bytes, second: Fault, tmp_path: Path) -> None:
+    """The client gets each byte of the first answer once, and the session is as it was."""
+    async with after_fifteen_steps(tmp_path, "chat") as (upstream, _, client, request):
+        upstream.inject(Fault(body=first, content_type=STREAM), second)
+        answer = await client.post(PATHS["chat"], json=request | {"stream": True})
+        assert (answer.status_code, answer.content) == (200, first)
+        again = await client.post(PATHS["chat"], json=request)
+        assert again.status_code == 200 and upstream.conversations[-1].json == request
+
+
+async def test_a_rewritten_request_that_no_shorter_one_helps_goes_out_as_it_came() -> None:
+    """The refusal may only repeat words of the request, and the rewriting be what it is about."""
+    conversations = FakeConversations(lambda _: b'{"model":"m","messages":[{"role":"user","content":"x"}]}')
+    async with (
+        ScriptedUpstream() as upstream,
+        running_proxy(Settings(upstream=upstream.base_url), conversations) as proxy,
+        httpx.AsyncClient(base_url=proxy.url, timeout=30) as client,
+    ):
+        upstream.inject(Fault(status=400, body=TOO_LONG))
+        answer = await client.post(PATHS["chat"], json={"model": "m", "messages": [user("hello")]})
+        assert answer.status_code == 200
+        assert b"hello" not in upstream.conversations[0].body and b"hello" in upstream.conversations[1].body
+
+
+async def test_a_refusal_by_status_whose_shorter_request_is_refused_within_stands(tmp_path: Path) -> None:
+    async with after_fifteen_steps(tmp_path, "chat") as (upstream, _, client, request):
+        upstream.inject(Fault(status=400, body=TOO_LONG), Fault(body=ROLE + TOLD, content_type=STREAM))
+        answer = await client.post(PATHS["chat"], json=request | {"stream": True})
+        assert (answer.status_code, answer.content) == (400, TOO_LONG)
+        await client.post(PATHS["chat"], json=request)
+        assert upstream.conversations[-1].json == request
+
+
+SAID = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (SAID, TOLD),
+        (ROLE + SAID, TOLD),
+        (ROLE + WAITING, TOLD),
+        (b'data: {"error":{"message":"overloaded"}}\n\n', TOLD),
+        (b'data: {"error":{"message":"rate limit: too many tokens"}}\n\n', b""),
+        (b"data: [DONE]\n\n", TOLD),
+        (b"data: no json\n\n", TOLD),
+        (b"<html>", TOLD),
+        (b'{"id":"c","choices":[]', b"}"),
+    ],
+)
+async def test_nothing_is_sent_again_once_an_answer_says_something(before: bytes, after: bytes, tmp_path: Path) -> None:
+    """And it passes at once: the upstream waits for the client to have it."""
+    async with after_fifteen_steps(tmp_path, "chat") as (upstream, _, client, request):
+        count = len(upstream.conversations)
+        upstream.inject(Fault(body=before + after, content_type=STREAM, stall_after=len(before)))
+        async with client.stream("POST", PATHS["chat"], json=request | {"stream": True}) as answer:
+            got = b""
+            pieces = answer.aiter_raw()
+            while len(got) < len(before):
+                got += await anext(pieces)
+            upstream.release()
+            got += b"".join([piece async for piece in pieces])
+        assert got == before + after
+        assert len(upstream.conversations) == count + 1
+
+
+async def test_comments_pass_while_an_answer_has_not_begun(tmp_path: Path) -> None:
+    async with after_fifteen_steps(tmp_path, "chat") as (upstream, _, client, request):
+        upstream.inject(Fault(body=WAITING * 2 + ROLE + TOLD, content_type=STREAM, stall_after=2 * len(WAITING)))
+        async with client.stream("POST", PATHS["chat"], json=request | {"stream": True}) as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == 2 * WAITING
+            upstream.release()
+            rest = b"".join([piece async for piece in pieces])
+        assert rest.startswith(b"data: {") and b"error" not in rest and rest.count(b"data: [DONE]") == 1
+
+
+async def test_a_client_that_leaves_while_a_beginning_is_held_ends_its_request(tmp_path: Path) -> None:
+    async with after_fifteen_steps(tmp_path, "responses") as (upstream, _, client, request):
+        count = len(upstream.conversations)
+        upstream.inject(Fault(body=CREATED + FAILED, content_type=STREAM, stall_after=len(CREATED)))
+        async with client.stream("POST", PATHS["responses"], json=request | {"stream": True}) as answer:
+            assert answer.status_code == 200
+        await asyncio.to_thread(upstream.wait_for, lambda log: log[-1].disconnected)
+        assert len(upstream.conversations) == count + 1
+
+
+async def test_a_response_in_the_background_is_named_at_once(tmp_path: Path) -> None:
+    async with after_fifteen_steps(tmp_path, "responses") as (upstream, _, client, request):
+        upstream.inject(Fault(body=CREATED + FAILED, content_type=STREAM, stall_after=len(CREATED)))
+        more = {"stream": True, "background": True}
+        async with client.stream("POST", PATHS["responses"], json=request | more) as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == CREATED
+            upstream.release()
+            assert b"".join([piece async for piece in pieces]) == FAILED
 
 
 @pytest.mark.parametrize("is_rewritten", [False, True])
