@@ -90,8 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _doc(
             "In mode `idle`, seconds without a request after which the provider's cache is believed cold. Providers "
-            "now keep prefixes for 30 minutes to a day: an hour errs on the safe side. `recap show` prints the provider's "
-            "cached tokens: set this to what you see.",
+            "now keep prefixes for 30 minutes to a day: an hour errs on the safe side. `recap show` prints the "
+            "provider's cached tokens: set this to what you see.",
             ge=0,
         ),
     ] = 3600.0

@@ -96,8 +96,14 @@ def ways_of(
             if not alike:
                 reasoning += sum(messages[i].cost for i in block.messages if messages[i].role == "reasoning")
         shared += block.cost if alike and stands else 0
-    sizes = (head + appended, head + rewritten, head + sent, head + min(shared, sent), reasoning)
-    return Ways(*(size // CHARS_PER_TOKEN for size in sizes), asked=asked)
+    return Ways(
+        appended=(head + appended) // CHARS_PER_TOKEN,
+        rewritten=(head + rewritten) // CHARS_PER_TOKEN,
+        known=(head + sent) // CHARS_PER_TOKEN,
+        shared=(head + min(shared, sent)) // CHARS_PER_TOKEN,
+        reasoning=reasoning // CHARS_PER_TOKEN,
+        asked=asked,
+    )
 
 
 def weigh(ways: Ways, profile: Profile, warm: float, further: float) -> Weighed:
