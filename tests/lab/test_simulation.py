@@ -84,7 +84,7 @@ def driven(pause_s: float, **changes: Any) -> Any:
     waits = [pause_s if request.opens_turn else 5.0 for request in requests]
     cache = ProviderCache(CacheRules(ttl_s=3600))
     with empty_archive() as archive, laid_out(archive, "secret") as path:
-        settings = Settings(db=str(path), min_history_tokens=0, **changes)
+        settings = Settings(db=str(path), mode="idle", min_history_tokens=0, **changes)
         return asyncio.run(drive(SESSION, requests, waits, settings, cache, Tokens()))
 
 
@@ -125,7 +125,7 @@ def test_the_oracle_sends_what_the_turn_will_name_and_the_request_does_not(fores
     requests = requests_of(session)
     waits = [7200.0 if request.turn == 4 and request.opens_turn else 5.0 for request in requests]
     with empty_archive() as archive, laid_out(archive, "secret") as path:
-        settings = Settings(db=str(path), min_history_tokens=0, selector="recency", beta=0.35)
+        settings = Settings(db=str(path), mode="idle", min_history_tokens=0, selector="recency", beta=0.35)
         cache, tokens = ProviderCache(PREFIX), Tokens()
         found = asyncio.run(drive(session, requests, waits, settings, cache, tokens, foresees=foresees))
     (selection,) = found.selections.values()
