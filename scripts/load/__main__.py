@@ -31,7 +31,7 @@ from scripts.load.wire import corpus
 
 GROWTH_MAX = 1.10  # resident memory, the median of the last quarter by that of the second
 JUDGED_S = 120.0  # a shorter run ends while its caches still fill
-ALONE_REQUESTS = 40
+ALONE_S = 120.0  # that one session works, and that anybody works without the proxy
 OLD_SESSIONS = 6  # of each kind
 FORGETS_SHARE = 3  # one in so many sessions is forgotten when it has ended
 READY_S = 60.0
@@ -137,7 +137,7 @@ async def proxy(folder: Path, upstream_port: int, part: Part, *settings: str) ->
     finds when it has ended."""
     port, name = free_port(), part.name.replace(" ", "-")
     db, log = folder / name / "recap.db", folder / f"{name}.log"
-    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--attention", "off")
+    serve: tuple[str, ...] = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--attention", "off")
     serve += ("--upstream", f"http://127.0.0.1:{upstream_port}/v1", "--log-level", "warning", *settings)
     with process(*serve, log=log) as pid:
         await listening(port)
@@ -187,7 +187,7 @@ class Load:
     sessions: int = 200
     body_bytes: int = 200_000
     length: Length = Length(300.0)
-    alone: Length = Length(requests=ALONE_REQUESTS)
+    alone: Length = Length(ALONE_S)
     model: Model = Model()
     pause_s: float = 0.5
     requests: tuple[int, int] = (10, 30)
@@ -255,15 +255,14 @@ async def beside(load: Load, folder: Path, *, old: int = OLD_SESSIONS) -> Part:
             nonlocal count
             count += 1
             if count % FORGETS_SHARE == 0:
-                forgetter.ended.append(tag)
+                forgetter.ended.put_nowait(tag)
 
         tasks = [asyncio.create_task(job) for job in (reader.read(), reader.follow(), forgetter.forget())]
         try:
             job = load.work(port, 6, load.length, exact=False, ended=ended)
             await agents(part, job, load.sessions)
             async with asyncio.timeout(READY_S):
-                while forgetter.ended or not forgetter.is_idle:
-                    await asyncio.sleep(0.1)
+                await forgetter.ended.join()
         finally:
             for task in tasks:
                 task.cancel()
@@ -273,7 +272,8 @@ async def beside(load: Load, folder: Path, *, old: int = OLD_SESSIONS) -> Part:
     part.problems += [f"{tag} was to be removed" for tag in _left(db, [*forgetter.gone, *overdue[:old]])]
     slowest = max(forgetter.seconds, default=0.0)
     part.notes.append(
-        f"{part.tally.rewritten} requests rewritten, {reader.answers} answers of the inspector, {reader.events} events, "
+        f"{part.tally.rewritten} requests rewritten, {reader.answers} answers of the inspector, "
+        f"{reader.events} events, "
         f"{len(forgetter.gone)} sessions forgotten (slowest {slowest:.1f} s), "
         f"{sum(not names_of(db, tag) for tag in overdue)} of {len(overdue)} expired"
     )
@@ -292,8 +292,8 @@ def _left(db: Path, gone: Sequence[str]) -> list[str]:
 def table(parts: Sequence[Part]) -> str:
     """One row a part. Added latency is to the first byte of the stream, without what the upstream took."""
     rows = [
-        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | resident: median of 2nd "
-        "quarter, of last, peak | batches waiting, most | wrong |",
+        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 "
+        "| resident: median of 2nd quarter, of last, peak | batches waiting, most | wrong |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for part in parts:
@@ -313,8 +313,9 @@ def table(parts: Sequence[Part]) -> str:
 
 
 async def main(arguments: argparse.Namespace) -> int:
-    load = Load(sessions=arguments.sessions, length=Length(arguments.seconds))
-    few = Load(sessions=arguments.beside, length=Length(arguments.seconds))
+    length, alone_for = Length(arguments.seconds), Length(min(ALONE_S, arguments.seconds))
+    load = Load(sessions=arguments.sessions, length=length, alone=alone_for)
+    few = Load(sessions=arguments.beside, length=length)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -334,7 +335,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="that all sessions work, and that some work beside")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of each part, the small ones 120 at most")
     parser.add_argument("--sessions", type=int, default=200, help="at once")
     parser.add_argument("--beside", type=int, default=32, help="of them beside readers and removals")
     parser.add_argument("--no-direct", dest="direct", action="store_false", help="leave out the runs without the proxy")

@@ -5,7 +5,6 @@ import json
 import random
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,20 +79,15 @@ class Forgetter:
 
     def __init__(self, db: Path) -> None:
         self._db = db
-        self.ended: deque[str] = deque()  # tags
+        self.ended: asyncio.Queue[str] = asyncio.Queue()  # tags
         self.gone: list[str] = []
         self.seconds: list[float] = []
         self.errors: list[str] = []
-        self.is_idle = True
 
     async def forget(self) -> None:
         """For ever."""
         while True:
-            self.is_idle = not self.ended
-            if self.is_idle:
-                await asyncio.sleep(FORGET_PAUSE_S / 10)
-                continue
-            tag = self.ended.popleft()
+            tag = await self.ended.get()
             for name in await asyncio.to_thread(names_of, self._db, tag):
                 began = time.perf_counter()
                 status, text = await recap("forget", name, "--yes", "--db", str(self._db))
@@ -101,7 +95,7 @@ class Forgetter:
                 if status:
                     self.errors.append(f"recap forget {name}: {status} {text}")
             self.gone.append(tag)
-            self.is_idle = True
+            self.ended.task_done()
             await asyncio.sleep(FORGET_PAUSE_S)
 
 

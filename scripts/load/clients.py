@@ -164,12 +164,11 @@ async def _ask(
     return received
 
 
-
 def _compare(ask: Ask, expected: bytes, got: bytes) -> None:
     if got == expected:
         return
     foreign = tags(got) - {ask.tag.encode()}
-    place = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
+    shorter = min(len(expected), len(got))
+    place = next((i for i in range(shorter) if expected[i] != got[i]), shorter)
     why = f"byte {place} of {len(expected)} ({len(got)} came): {got[max(0, place - 40) : place + 40]!r}"
     raise (Mixed(f"words of {foreign!r}; {why}") if foreign else Wrong(why))
-

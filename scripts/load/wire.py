@@ -84,9 +84,7 @@ def answer(dialect: DialectName, ask: Ask, received: str, size: int) -> tuple[by
         sealed_reasoning=None,
     )
     written = (
-        write_chat(reply, stream=True, include_usage=True)
-        if dialect == "chat"
-        else write_responses(reply, stream=True)
+        write_chat(reply, stream=True, include_usage=True) if dialect == "chat" else write_responses(reply, stream=True)
     )
     return written.pieces
 
