@@ -440,7 +440,9 @@ class ArchivedConversations:
                 if answer is not None and answer.complete:
                     self._planner.registry.remember_summary(session, answer.text)
         upstream = session.row.upstream if session is not None else self._upstream
-        self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end), upstream=upstream)
+        self._recorder.ended(
+            row, session, dialect, lambda: _answer(dialect, end), upstream=upstream, recorded=exchange.recorded
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,13 +458,25 @@ class _End:
 class _Exchange:
     """`ports.Exchange`: collects on the event loop, hands over when it ends."""
 
-    __slots__ = ("_finished", "_owner", "draft", "first_byte_at", "rejection", "row", "session", "shortened")
+    __slots__ = (
+        "_finished",
+        "_owner",
+        "draft",
+        "first_byte_at",
+        "recorded",
+        "rejection",
+        "row",
+        "session",
+        "shortened",
+    )
 
     def __init__(self, owner: ArchivedConversations, row: ExchangeRow, draft: Draft) -> None:
         self._owner = owner
         self._finished = False
         self.row = row
+        assert draft.recorded is not None
         self.session = draft.session
+        self.recorded = draft.recorded
         self.draft: Draft | None = draft  # until the answer begins: it holds the request
         self.shortened: Shortened | None = None
         self.first_byte_at: float | None = None
