@@ -9,6 +9,7 @@ wrong: with anything at all the exit status is 1.
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import signal
@@ -36,6 +37,7 @@ OLD_SESSIONS = 6  # of each kind
 FORGETS_SHARE = 3  # one in so many sessions is forgotten when it has ended
 READY_S = 60.0
 SAMPLE_S = 1.0
+RUSH_S = 10.0  # in which everybody begins: 200 histories of 200 kB that the proxy has never seen
 MB = 2**20
 
 
@@ -65,6 +67,7 @@ class Part:
 
     name: str
     tally: Tally = field(default_factory=Tally)
+    began: float = 0.0  # by `time.perf_counter`
     seconds: float = 0.0
     resident: list[float] = field(default_factory=list)  # MB, once a second
     waiting_max: int = 0  # batches in the writer's queue
@@ -207,14 +210,14 @@ class Load:
 
 async def agents(part: Part, job: Work, count: int) -> None:
     """So many, until all of them have done their work. They begin one after the other within a pause or two."""
-    began = time.monotonic()
+    part.began = time.perf_counter()
 
     async def agent(number: int) -> None:
         await asyncio.sleep(2 * job.pause_s * number / count)
         await work(number, job, part.tally)
 
     await asyncio.gather(*(agent(number) for number in range(count)))
-    part.seconds = time.monotonic() - began
+    part.seconds = time.perf_counter() - part.began
 
 
 async def direct(load: Load, folder: Path) -> list[Part]:
@@ -290,26 +293,34 @@ def _left(db: Path, gone: Sequence[str]) -> list[str]:
 
 
 def table(parts: Sequence[Part]) -> str:
-    """One row a part. Added latency is to the first byte of the stream, without what the upstream took."""
+    """One row a part. Added latency is to the first byte of the stream, without what the upstream took; that of the
+    rush in which everybody begins stands apart."""
     rows = [
-        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 "
+        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | p99 of the rush "
         "| resident: median of 2nd quarter, of last, peak | batches waiting, most | wrong |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for part in parts:
         tally, quarter = part.tally, len(part.resident) // 4
-        added = [1000 * seconds for seconds in tally.added_s]
-        cuts = statistics.quantiles(added, n=100, method="inclusive") if len(added) > 1 else [0.0] * 99
+        added = [
+            (at - part.began < RUSH_S, 1000 * seconds) for at, seconds in zip(tally.at, tally.added_s, strict=True)
+        ]
+        rush, calm = (_cuts([ms for is_rush, ms in added if is_rush is wanted]) for wanted in (True, False))
         memory = "-"
         if quarter:
             second, last = part.resident[quarter : 2 * quarter], part.resident[-quarter:]
             memory = f"{statistics.median(second):.0f}, {statistics.median(last):.0f}, {max(part.resident):.0f} MB"
         rows.append(
             f"| {part.name} | {tally.requests} | {tally.left} | {tally.body_bytes / 1e6:.0f} "
-            f"| {tally.requests / part.seconds:.1f} | {tally.streaming_max} | {cuts[49]:.1f} ms | {cuts[98]:.1f} ms "
+            f"| {tally.requests / part.seconds:.1f} | {tally.streaming_max} "
+            f"| {calm[49]:.1f} ms | {calm[98]:.1f} ms | {rush[98]:.1f} ms "
             f"| {memory} | {part.waiting_max if part.resident else '-'} | {len(part.problems)} |"
         )
     return "\n".join(rows)
+
+
+def _cuts(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [math.nan] * 99
 
 
 async def main(arguments: argparse.Namespace) -> int:
