@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from graphstore.blocks import Cut
 from graphstore.identity import message_digest, row_id
@@ -52,7 +53,7 @@ class Sent:
 
 class Recorder:
     """One thread that works through jobs in order. It collects for a moment before it starts, so that a request is
-    not slowed down by the recording of the one before it.
+    not slowed down by the recording of the one before it. No job waits for the disk: jobs hold whole requests.
     """
 
     def __init__(self, writer: Writer, reader: Reader, book: WarmthBook, observer: Observer | None = None) -> None:
@@ -101,13 +102,13 @@ class Recorder:
         head = row_id(incoming.chain[-1]) if incoming.chain else None
         snapshot = replace(found.session.row, head_node_id=head)
 
-        def commit() -> None:
+        def commit() -> "Future[None]":
             self._is_beside_gap(found)
             batch = self._batch(row, found, 0, snapshot, incoming, cut, ordinals)
             decisions = (selection,) if selection is not None else ()
-            self._writer.submit(replace(batch, selections=decisions), durable=True).result()
+            return self._writer.submit(replace(batch, selections=decisions), durable=True)
 
-        return self._add(commit, hurry=True)
+        return _committed(self._add(commit, hurry=True))
 
     def noted(self, row: ExchangeRow, session: Session | None) -> "Future[object]":
         """Record a request that moves no session. The future is as that of `arrived`."""
@@ -170,7 +171,7 @@ class Recorder:
 
     def settled(self) -> "Future[object]":
         """Resolves when all that was recorded before is committed: durably, as the writer hurries only for that."""
-        return self._add(lambda: self._writer.submit(Batch(), durable=True).result(), hurry=True)
+        return _committed(self._add(lambda: self._writer.submit(Batch(), durable=True), hurry=True))
 
     def close(self) -> None:
         """Work through what is left, then stop."""
@@ -180,7 +181,7 @@ class Recorder:
         self._thread.join()
 
     def _add(self, job: Callable[[], object], *, hurry: bool = False) -> "Future[object]":
-        done: Future[object] = Future()
+        done = _uncancellable()
         self._jobs.append((job, done))
         if hurry:
             self._hurry.set()
@@ -299,6 +300,33 @@ class Recorder:
         elif session.row.name not in self._falls:
             log.warning("cache.fell session=%s %s", session.row.name, fall)
             self._falls[session.row.name] = fall
+
+
+def _uncancellable() -> "Future[object]":
+    """Whoever stops waiting for it does not keep it from being resolved."""
+    future: Future[object] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _committed(queued: "Future[object]") -> "Future[object]":
+    """Resolves as the future does that `queued` resolves to."""
+    found = _uncancellable()
+
+    def tell(done: "Future[object]") -> None:
+        if (error := done.exception()) is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(done.result())
+
+    def follow(queued: "Future[Any]") -> None:
+        if queued.exception() is not None:
+            tell(queued)
+        else:
+            queued.result().add_done_callback(tell)
+
+    queued.add_done_callback(follow)
+    return found
 
 
 def _note_loss(session: Session, done: "Future[None]") -> None:

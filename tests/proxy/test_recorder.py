@@ -1,6 +1,8 @@
-"""The writer's queue is full for a while: what was refused is not referred to, and nothing else is lost."""
+"""Recording while the writer is behind: what its full queue refused is not referred to, and nobody waits for it."""
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,3 +152,37 @@ async def test_what_is_not_understood_of_a_session_that_was_never_stored_is_not_
     assert await queue.stored() == {}
     later = await queue.dialogue.send([*FIRST, SECOND[0]], headers=ID)
     assert lengths(await queue.stored()) == [whole(later)]
+
+
+async def test_recording_goes_on_while_the_disk_takes_its_time(
+    queue: FullQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job holds a whole request: they must not pile up behind one that waits."""
+    reached, free, commit = threading.Event(), threading.Event(), queue._writer._commit
+
+    def slow(group: object) -> None:
+        reached.set()
+        assert free.wait(60)
+        commit(group)
+
+    monkeypatch.setattr(queue._writer, "_commit", slow)
+    settled = queue.recorder.settled()
+    assert await asyncio.to_thread(reached.wait, 60)
+    await queue.dialogue.send(FIRST[:1], headers=ID)
+    try:
+        async with asyncio.timeout(20):
+            await asyncio.wrap_future(queue.recorder._add(lambda: None, hurry=True))
+        assert not settled.done()
+    finally:
+        free.set()
+    await asyncio.wrap_future(settled)
+
+
+async def test_recording_goes_on_when_somebody_no_longer_waits_for_it(queue: FullQueue) -> None:
+    waiting = asyncio.create_task(queue.dialogue.conversations.flush())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    sent = await queue.dialogue.send(FIRST[:1], headers=ID)
+    async with asyncio.timeout(60):
+        assert lengths(await queue.stored()) == [whole(sent)]
