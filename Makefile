@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 EVAL := $(BIN)/recap eval
 SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
-TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties -p scripts.load
+TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties -p tests.load -p scripts.load
 
 .PHONY: serve test agents browser attention models bench bench-peers bench-attention load eval eval-attention eval-provider lint format types check \
 	audit fuzz clean

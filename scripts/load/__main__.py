@@ -28,7 +28,7 @@ import httpx
 from proxy.server import bind
 from scripts.load.beside import Forgetter, Reader, age, names_of, recap
 from scripts.load.clients import Tally, Work, work
-from scripts.load.wire import corpus
+from scripts.load.wire import ROOT, corpus
 
 GROWTH_MAX = 1.10  # resident memory, the median of the last quarter by that of the second
 JUDGED_S = 120.0  # a shorter run ends while its caches still fill
@@ -96,7 +96,7 @@ class Part:
 def process(*command: str, log: Path) -> Iterator[int]:
     """A process of ours; it is asked to end, and must do so."""
     with log.open("wb") as out:
-        running = subprocess.Popen([sys.executable, *command], stdout=out, stderr=out)
+        running = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=out, stderr=out)
         try:
             yield running.pid
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from graphstore.store.archive import open_reader
-from scripts.load.wire import History
+from scripts.load.wire import ROOT, History
 from tests.clock import VirtualClock
 from tests.proxy.dialogue import Dialogue
 
@@ -108,7 +108,10 @@ def names_of(db: Path, tag: str) -> list[str]:
 async def recap(*arguments: str) -> tuple[int, str]:
     """A command in a process of its own: its status and what it printed."""
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *(sys.executable, "-m", "proxy", *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         out, _ = await running.communicate()
