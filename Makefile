@@ -9,9 +9,9 @@ BIN := $(VENV)/bin
 EVAL := $(BIN)/recap eval
 SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
-TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties
+TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties -p tests.load -p scripts.load
 
-.PHONY: serve test agents browser attention models bench bench-peers bench-attention eval eval-attention eval-provider lint format types check audit fuzz clean
+.PHONY: serve test agents browser attention models bench bench-peers bench-attention load eval eval-attention eval-provider lint format types check audit fuzz clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
@@ -30,6 +30,10 @@ bench-peers: $(VENV)/.installed-dev
 
 bench-attention: $(VENV)/.installed-attention
 	$(BIN)/python scripts/bench_attention.py $(ARGS)
+
+# 200 sessions at once and every byte of them checked, then 32 beside readers and removals. A quarter of an hour.
+load: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.load $(ARGS)
 
 # Every study on the sessions of the tests, into eval/ (run it again to go on), then the measured parts of
 # docs/evaluation.md. With BASE_URL and LLM, and the key in OPENAI_API_KEY, that model is asked as well.

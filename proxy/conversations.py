@@ -451,7 +451,9 @@ class ArchivedConversations:
                 if answer is not None and answer.complete:
                     self._planner.registry.remember_summary(session, answer.text)
         upstream = session.row.upstream if session is not None else self._upstream
-        self._recorder.ended(row, session, dialect, lambda: _answer(dialect, end), upstream=upstream)
+        self._recorder.ended(
+            row, session, dialect, lambda: _answer(dialect, end), upstream=upstream, recorded=exchange.recorded
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +475,7 @@ class _Exchange:
         "_owner",
         "draft",
         "first_byte_at",
+        "recorded",
         "rejection",
         "row",
         "session",
@@ -484,7 +487,9 @@ class _Exchange:
         self._finished = False
         self._is_watched = False
         self.row = row
+        assert draft.recorded is not None
         self.session = draft.session
+        self.recorded = draft.recorded
         self.draft: Draft | None = draft  # until the answer begins: it holds the request
         self.shortened: Shortened | None = None
         self.first_byte_at: float | None = None

@@ -7,6 +7,7 @@ The caller runs those in a thread, and sees to it that requests are planned one 
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -65,6 +66,7 @@ class Draft:
     body: bytes | None = None  # what to send; None: the client's bytes
     left_out: frozenset[int] = frozenset()  # message indexes that `body` lacks
     sent_before: tuple[bytes, ...] | None = None  # what the request before it sent, as `Session.sent`
+    recorded: "Future[object] | None" = None  # see `Recorder.arrived`
     tried: "Tried | None" = None  # what a new selection makes of the request, found out before it was saved
 
     @property
@@ -415,13 +417,13 @@ class Planner:
         found, incoming = draft.found, draft.incoming
         if found is None or incoming is None or found.outcome == "opaque":
             row = _row(draft)
-            self._recorder.noted(row)
+            draft.recorded = self._recorder.noted(row, draft.session)
         else:
             draft.sent_before = found.session.sent
             sent = Sent(0, 0) if found.outcome == "side" else self._render(draft, found.session, incoming)
             self._move(found, incoming)
             row = replace(_row(draft), prefix_messages=sent.prefix_messages, prefix_bytes=sent.prefix_bytes)
-            self._recorder.arrived(row, found, incoming, draft.cut, draft.ordinals)
+            draft.recorded = self._recorder.arrived(row, found, incoming, draft.cut, draft.ordinals)
         if found is not None:
             found.session.in_flight += 1
         return row

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from graphstore.blocks import Cut
 from graphstore.identity import message_digest, row_id
@@ -26,6 +27,7 @@ from graphstore.records import (
     SelectionRow,
     SessionRow,
 )
+from graphstore.store.engine import ArchiveUnavailable
 from graphstore.store.forget import Forget, Forgotten
 from graphstore.store.reader import Reader
 from graphstore.store.writer import Writer
@@ -51,7 +53,7 @@ class Sent:
 
 class Recorder:
     """One thread that works through jobs in order. It collects for a moment before it starts, so that a request is
-    not slowed down by the recording of the one before it.
+    not slowed down by the recording of the one before it. No job waits for the disk: jobs hold whole requests.
     """
 
     def __init__(self, writer: Writer, reader: Reader, book: WarmthBook, observer: Observer | None = None) -> None:
@@ -69,8 +71,8 @@ class Recorder:
 
     def arrived(
         self, row: ExchangeRow, found: Identified, incoming: Incoming, cut: Cut, ordinals: Sequence[int]
-    ) -> None:
-        """Archive what is new in a request, with its exchange."""
+    ) -> "Future[object]":
+        """Archive what is new in a request, with its exchange. The future is for `ended`: it fails when refused."""
         session, snapshot = found.session, found.session.row  # the planner goes on while this is written
 
         def submit() -> None:
@@ -81,7 +83,7 @@ class Recorder:
                 session.has_gap = True
                 raise
 
-        self._add(submit)
+        return self._add(submit)
 
     def decided(
         self,
@@ -100,16 +102,23 @@ class Recorder:
         head = row_id(incoming.chain[-1]) if incoming.chain else None
         snapshot = replace(found.session.row, head_node_id=head)
 
-        def commit() -> None:
+        def commit() -> "Future[None]":
+            self._is_beside_gap(found)
             batch = self._batch(row, found, 0, snapshot, incoming, cut, ordinals)
             decisions = (selection,) if selection is not None else ()
-            self._writer.submit(replace(batch, selections=decisions), durable=True).result()
+            return self._writer.submit(replace(batch, selections=decisions), durable=True)
 
-        return self._add(commit, hurry=True)
+        return _committed(self._add(commit, hurry=True))
 
-    def noted(self, row: ExchangeRow) -> None:
-        """Record a request that moves no session."""
-        self._add(lambda: self._writer.submit(Batch(exchanges=(row,))))
+    def noted(self, row: ExchangeRow, session: Session | None) -> "Future[object]":
+        """Record a request that moves no session. The future is as that of `arrived`."""
+
+        def submit() -> None:
+            if session is not None and session.has_gap and self._reader.load_session(session.row.id) is None:
+                raise ArchiveUnavailable("busy", "its session could not be recorded yet", "nothing needs to be done")
+            self._writer.submit(Batch(exchanges=(row,)))
+
+        return self._add(submit)
 
     def ended(
         self,
@@ -119,21 +128,30 @@ class Recorder:
         read: Callable[[], Answer | None],
         *,
         upstream: str,
+        recorded: "Future[object]",
     ) -> None:
-        """Archive the outcome of an exchange with `upstream`, and the answer that `read` finds in it."""
+        """Archive the outcome of an exchange with `upstream`, and the answer that `read` finds in it.
+
+        `recorded` is what `arrived` or `noted` returned for it: the archive lacks what a refused exchange refers to.
+        """
         snapshot = session.row if session is not None else None
 
         def submit() -> None:
             known = _without_lost_parent(session, snapshot) if session is not None and snapshot is not None else None
-            # With a gap, the session must not move on to messages that the archive may have from another one alone.
             answer = read()
-            ended = self._ended(row, known, dialect, answer, moves=session is not None and not session.has_gap)
+            ended = _answered(row, answer)
+            _log(ended, known)
             if self._observer is not None:
                 self._observer.ended(ended, upstream)
             if session is not None and row.outcome != "side":
                 self._watch(session, ended)
-                if _ends_turn(answer):
-                    session.queued_turn = max(session.queued_turn, row.turn)
+            if recorded.exception() is not None:  # it is done: jobs are worked through in order
+                return
+            # With a gap, the session must not move on to messages that the archive may have from another one alone.
+            moves = session is not None and not session.has_gap
+            self._writer.submit(_end(ended, known, dialect, answer, moves=moves))
+            if session is not None and row.outcome != "side" and _ends_turn(answer):
+                session.queued_turn = max(session.queued_turn, row.turn)
 
         self._add(submit)
 
@@ -153,7 +171,7 @@ class Recorder:
 
     def settled(self) -> "Future[object]":
         """Resolves when all that was recorded before is committed: durably, as the writer hurries only for that."""
-        return self._add(lambda: self._writer.submit(Batch(), durable=True).result(), hurry=True)
+        return _committed(self._add(lambda: self._writer.submit(Batch(), durable=True), hurry=True))
 
     def close(self) -> None:
         """Work through what is left, then stop."""
@@ -163,7 +181,7 @@ class Recorder:
         self._thread.join()
 
     def _add(self, job: Callable[[], object], *, hurry: bool = False) -> "Future[object]":
-        done: Future[object] = Future()
+        done = _uncancellable()
         self._jobs.append((job, done))
         if hurry:
             self._hurry.set()
@@ -186,17 +204,33 @@ class Recorder:
             done.set_result(job())
         except Exception as error:
             log.warning("record.failed error=%r; the exchange went through", error)
-            done.set_exception(error)
+            done.set_exception(error.with_traceback(None))  # the frames would hold the request
 
     def _known(self, found: Identified, cut: Cut) -> int:
         """From which message on a request is archived: from the first one if earlier rows were lost."""
-        session, parent_id = found.session, found.session.row.parent_id
-        if session.has_gap or (found.parent is not None and found.parent.has_gap):
-            session.is_orphan = parent_id is not None and self._reader.load_session(parent_id) is None
-        if not session.has_gap:
+        if not self._is_beside_gap(found):
             return found.known
-        session.has_gap = not cut.blocks  # a side request brings the messages, and not the blocks
+        session = found.session
+        session.has_gap = session.has_gap and not cut.blocks  # a side request brings the messages, and not the blocks
         return 0
+
+    def _is_beside_gap(self, found: Identified) -> bool:
+        """Whether the archive may lack some of what this session builds on; notes whether it lacks the parent."""
+        session, above = found.session, found.parent or found.origin
+        if not session.has_gap and (above is None or not above.has_gap):
+            return False
+        parent_id = session.row.parent_id
+        session.is_orphan = parent_id is not None and self._reader.load_session(parent_id) is None
+        return True
+
+    def _session_rows(self, found: Identified, snapshot: SessionRow) -> tuple[SessionRow, ...]:
+        """A side request does not bring what the row of a session with a gap refers to."""
+        row = _without_lost_parent(found.session, snapshot)
+        if not found.session.has_gap or found.outcome != "side" or row.kind == "side":
+            return (row,)
+        if self._reader.load_session(row.id) is not None:
+            return ()
+        return (replace(row, head_node_id=None, instructions_id=None, tools_id=None),)
 
     def _batch(
         self,
@@ -240,7 +274,7 @@ class Recorder:
                 NodeRow(row_id(chain[i]), chain[i], row_id(chain[i - 1]) if i else None, row_id(parsed.digests[i]), i)
                 for i in new
             ),
-            sessions=(_without_lost_parent(found.session, snapshot),),
+            sessions=self._session_rows(found, snapshot),
             blocks=tuple(blocks),
             replays=self._broken_off(row, found),
             forks=(Fork(snapshot.id, parent.row.id, found.shared_ordinals),) if parent and not orphan else (),
@@ -256,46 +290,6 @@ class Recorder:
             return ()
         return (ReplayRequest(row.session_id, row.turn - 1, None, row.started_at),)
 
-    def _ended(
-        self, row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None, *, moves: bool
-    ) -> ExchangeRow:
-        messages: tuple[MessageRow, ...] = ()
-        if answer is not None:
-            usage = answer.usage
-            row = replace(
-                row,
-                usage=answer.usage_raw,
-                input_tokens=usage.input,
-                cached_tokens=usage.cached,
-                cache_write_tokens=usage.cache_write,
-                output_tokens=usage.output,
-                reasoning_tokens=usage.reasoning,
-                response_id=answer.response_id,
-                transformations=answer.transformations,
-                error=row.error or answer.error,
-            )
-            if row.session_id is not None:
-                messages = tuple(
-                    _message(raw, f"{dialect.message_text(raw)}\n{dialect.call_text(raw)}".strip())
-                    for raw in answer.messages
-                )
-        replays: tuple[ReplayRequest, ...] = ()
-        has_blocks = row.head_node_id is not None  # a history of nothing has none
-        if _ends_turn(answer) and row.session_id is not None and has_blocks and _is_of_agent(row, session):
-            replays = (ReplayRequest(row.session_id, row.turn, row.id, row.ended_at or row.started_at),)
-        answers = tuple(AnswerRow(row.id, position, message.id) for position, message in enumerate(messages))
-        _log(row, session)
-        self._writer.submit(
-            Batch(
-                messages=messages,
-                sessions=(session,) if session is not None and moves else (),
-                exchanges=(row,),
-                answers=answers,
-                replays=replays,
-            )
-        )
-        return row
-
     def _watch(self, session: Session, row: ExchangeRow) -> None:
         if session.ended is not None:
             self._book.note(session.row.upstream, session.ended, row)
@@ -308,10 +302,76 @@ class Recorder:
             self._falls[session.row.name] = fall
 
 
+def _uncancellable() -> "Future[object]":
+    """Whoever stops waiting for it does not keep it from being resolved."""
+    future: Future[object] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _committed(queued: "Future[object]") -> "Future[object]":
+    """Resolves as the future does that `queued` resolves to."""
+    found = _uncancellable()
+
+    def tell(done: "Future[object]") -> None:
+        if (error := done.exception()) is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(done.result())
+
+    def follow(queued: "Future[Any]") -> None:
+        if queued.exception() is not None:
+            tell(queued)
+        else:
+            queued.result().add_done_callback(tell)
+
+    queued.add_done_callback(follow)
+    return found
+
+
 def _note_loss(session: Session, done: "Future[None]") -> None:
     """Later rows refer to earlier ones. A batch that is only late is told like one that is lost: no harm in twice."""
     if done.exception() is not None:
         session.has_gap = True
+
+
+def _answered(row: ExchangeRow, answer: Answer | None) -> ExchangeRow:
+    if answer is None:
+        return row
+    usage = answer.usage
+    return replace(
+        row,
+        usage=answer.usage_raw,
+        input_tokens=usage.input,
+        cached_tokens=usage.cached,
+        cache_write_tokens=usage.cache_write,
+        output_tokens=usage.output,
+        reasoning_tokens=usage.reasoning,
+        response_id=answer.response_id,
+        transformations=answer.transformations,
+        error=row.error or answer.error,
+    )
+
+
+def _end(
+    row: ExchangeRow, session: SessionRow | None, dialect: Dialect, answer: Answer | None, *, moves: bool
+) -> Batch:
+    """What there is to archive of the end of an exchange; `moves`: its session has moved with it."""
+    messages = tuple(
+        _message(raw, f"{dialect.message_text(raw)}\n{dialect.call_text(raw)}".strip())
+        for raw in (answer.messages if answer is not None and row.session_id is not None else ())
+    )
+    replays: tuple[ReplayRequest, ...] = ()
+    has_blocks = row.head_node_id is not None  # a history of nothing has none
+    if _ends_turn(answer) and row.session_id is not None and has_blocks and _is_of_agent(row, session):
+        replays = (ReplayRequest(row.session_id, row.turn, row.id, row.ended_at or row.started_at),)
+    return Batch(
+        messages=messages,
+        sessions=(session,) if session is not None and moves else (),
+        exchanges=(row,),
+        answers=tuple(AnswerRow(row.id, position, message.id) for position, message in enumerate(messages)),
+        replays=replays,
+    )
 
 
 def _ends_turn(answer: Answer | None) -> bool:

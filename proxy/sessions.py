@@ -165,6 +165,7 @@ class Identified:
     parent: Session | None = None  # a fork inherits what the graph knows of the shared part
     shared_ordinals: frozenset[int] = frozenset()  # ... which are these blocks
     resent: Mapping[int, int] = field(default_factory=dict)  # node id -> ordinal that its message had elsewhere before
+    origin: Session | None = None  # the one that a new session names as its parent, or that it is a side session of
 
     def resent_blocks(self, cut: Cut, ordinals: Sequence[int]) -> dict[int, int]:
         """Ordinal -> that of the former block with the same messages, of blocks that a compaction moved."""
@@ -374,7 +375,7 @@ class Registry:
         if caller.compacting and best is not None:
             return Identified(best.session, "side", best.shared)
         if best is not None and _is_another_agent(incoming, best.session.row):
-            return Identified(self._new(incoming, kind="side", parent=best.session), "side", 0)
+            return self._begin(incoming, "side", best.session)
         if parsed.tools or parsed.opaque:
             return None
         if continues and best is not None and best.session.row.tools_id is not None:
@@ -383,8 +384,7 @@ class Registry:
         other = bool(own) and all(s.row.instructions_id != incoming.instructions_id for s in own)
         if spoken or not (caller.always_sends_tools or other):
             return None
-        session = self._new(incoming, kind="side", parent=best.session if best else (own[-1] if own else None))
-        return Identified(session, "side", 0)
+        return self._begin(incoming, "side", best.session if best else (own[-1] if own else None))
 
     def _compacted(self, incoming: Incoming, best: _Match | None, own: list[Session]) -> Session | None:
         """The session whose history this client replaced by a summary, if there is evidence that it did."""
@@ -505,7 +505,11 @@ class Registry:
     def _start(self, incoming: Incoming) -> Identified:
         parent_id = incoming.caller.parent_id
         parent = next((s for s in self._sessions.values() if parent_id and s.row.client_id == parent_id), None)
-        return Identified(self._new(incoming, kind="agent", parent=parent), "new", 0)
+        return self._begin(incoming, "new", parent)
+
+    def _begin(self, incoming: Incoming, outcome: Literal["new", "side"], origin: Session | None) -> Identified:
+        session = self._new(incoming, kind="agent" if outcome == "new" else "side", parent=origin)
+        return Identified(session, outcome, 0, origin=origin)
 
     def _new(
         self,

@@ -186,10 +186,11 @@ class Writer:
             pragma(connection, "wal_checkpoint(TRUNCATE)")
 
     def _next_group(self) -> tuple[_Job, ...]:
-        """The head of the queue, after a moment in which others may join it; empty when closed and drained."""
+        """The head of the queue; a short one after a moment in which others may join it. Empty: closed and drained."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing)
-        self._hurry.wait(LINGER_S)
+        if len(self._jobs) < GROUP_BATCHES_MAX:
+            self._hurry.wait(LINGER_S)
         with self._changed:
             head = islice(self._jobs, GROUP_BATCHES_MAX)
             group = tuple(takewhile(lambda job: job.forget is None, head)) or tuple(islice(self._jobs, 1))

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+UNKNOWN = (UnknownSession, AmbiguousSession, UnknownTurn, UnknownBlock)
+
 STATIC = Path(__file__).parent / "static"
 THREADS = 2
 QUERY_CHARS_MAX = 200_000  # of a request that somebody tries
@@ -60,6 +62,9 @@ NUMBER_DIGITS = 9  # of a turn, a block or a limit
 
 class BadRequest(ValueError):
     """The text says what is wrong with the caller's request."""
+
+
+REFUSALS = (*UNKNOWN, BadRequest, ProtectedBlock, ArchiveUnavailable, DBAPIError)
 
 
 class MarkRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -251,7 +256,7 @@ class Inspector:
         looking = partial(self._look, look, without_archive, encode)
         try:
             body = await asyncio.get_running_loop().run_in_executor(self._threads, looking)
-        except (UnknownSession, AmbiguousSession, UnknownTurn, UnknownBlock) as error:
+        except UNKNOWN as error:
             return _error(404, "not_found", str(error))
         except BadRequest as error:
             return _error(400, "bad_request", str(error))
@@ -282,8 +287,13 @@ class Inspector:
             with self._opening:
                 if self._reader is None:
                     self._reader = open_reader(self._settings.db)
-            now, began = self._clock(), self._started_at
-            value = look(View(self._reader, self._settings, now, began, self._sums, self._sizes))
+            view = View(self._reader, self._settings, self._clock(), self._started_at, self._sums, self._sizes)
+            try:
+                value = look(view)
+            except REFUSALS:
+                raise
+            except Exception:  # it reads in several steps, and a session may be removed between two of them
+                value = look(view)
         except ArchiveUnavailable as error:
             if without_archive is None:
                 raise

@@ -34,7 +34,7 @@ def search_text(reader: Reader, wanted: str, *, monotonic: Callable[[], float]) 
             fresh = dict.fromkeys(message for node, message in members.items() if node not in seen)
             seen.update(members)
             contents = reader.message_contents(fresh)
-            for message in fresh:
+            for message in filter(contents.__contains__, fresh):  # a session may be removed while this is read
                 text = readable(dialect, contents[message])
                 if (place := _find(text, needle)) is not None:
                     found.append(

@@ -9,6 +9,7 @@ wrong: with anything at all the exit status is 1.
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import signal
@@ -27,15 +28,16 @@ import httpx
 from proxy.server import bind
 from scripts.load.beside import Forgetter, Reader, age, names_of, recap
 from scripts.load.clients import Tally, Work, work
-from scripts.load.wire import corpus
+from scripts.load.wire import ROOT, corpus
 
 GROWTH_MAX = 1.10  # resident memory, the median of the last quarter by that of the second
 JUDGED_S = 120.0  # a shorter run ends while its caches still fill
-ALONE_REQUESTS = 40
+ALONE_S = 120.0  # that one session works, and that anybody works without the proxy
 OLD_SESSIONS = 6  # of each kind
 FORGETS_SHARE = 3  # one in so many sessions is forgotten when it has ended
 READY_S = 60.0
 SAMPLE_S = 1.0
+RUSH_S = 10.0  # in which everybody begins: 200 histories of 200 kB that the proxy has never seen
 MB = 2**20
 
 
@@ -65,6 +67,7 @@ class Part:
 
     name: str
     tally: Tally = field(default_factory=Tally)
+    began: float = 0.0  # by `time.perf_counter`
     seconds: float = 0.0
     resident: list[float] = field(default_factory=list)  # MB, once a second
     waiting_max: int = 0  # batches in the writer's queue
@@ -93,7 +96,7 @@ class Part:
 def process(*command: str, log: Path) -> Iterator[int]:
     """A process of ours; it is asked to end, and must do so."""
     with log.open("wb") as out:
-        running = subprocess.Popen([sys.executable, *command], stdout=out, stderr=out)
+        running = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=out, stderr=out)
         try:
             yield running.pid
         finally:
@@ -137,7 +140,7 @@ async def proxy(folder: Path, upstream_port: int, part: Part, *settings: str) ->
     finds when it has ended."""
     port, name = free_port(), part.name.replace(" ", "-")
     db, log = folder / name / "recap.db", folder / f"{name}.log"
-    serve = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--attention", "off")
+    serve: tuple[str, ...] = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--attention", "off")
     serve += ("--upstream", f"http://127.0.0.1:{upstream_port}/v1", "--log-level", "warning", *settings)
     with process(*serve, log=log) as pid:
         await listening(port)
@@ -187,7 +190,7 @@ class Load:
     sessions: int = 200
     body_bytes: int = 200_000
     length: Length = Length(300.0)
-    alone: Length = Length(requests=ALONE_REQUESTS)
+    alone: Length = Length(ALONE_S)
     model: Model = Model()
     pause_s: float = 0.5
     requests: tuple[int, int] = (10, 30)
@@ -207,14 +210,14 @@ class Load:
 
 async def agents(part: Part, job: Work, count: int) -> None:
     """So many, until all of them have done their work. They begin one after the other within a pause or two."""
-    began = time.monotonic()
+    part.began = time.perf_counter()
 
     async def agent(number: int) -> None:
         await asyncio.sleep(2 * job.pause_s * number / count)
         await work(number, job, part.tally)
 
     await asyncio.gather(*(agent(number) for number in range(count)))
-    part.seconds = time.monotonic() - began
+    part.seconds = time.perf_counter() - part.began
 
 
 async def direct(load: Load, folder: Path) -> list[Part]:
@@ -255,15 +258,14 @@ async def beside(load: Load, folder: Path, *, old: int = OLD_SESSIONS) -> Part:
             nonlocal count
             count += 1
             if count % FORGETS_SHARE == 0:
-                forgetter.ended.append(tag)
+                forgetter.ended.put_nowait(tag)
 
         tasks = [asyncio.create_task(job) for job in (reader.read(), reader.follow(), forgetter.forget())]
         try:
             job = load.work(port, 6, load.length, exact=False, ended=ended)
             await agents(part, job, load.sessions)
             async with asyncio.timeout(READY_S):
-                while forgetter.ended or not forgetter.is_idle:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+                await forgetter.ended.join()
         finally:
             for task in tasks:
                 task.cancel()
@@ -291,31 +293,40 @@ def _left(db: Path, gone: Sequence[str]) -> list[str]:
 
 
 def table(parts: Sequence[Part]) -> str:
-    """One row a part. Added latency is to the first byte of the stream, without what the upstream took."""
+    """One row a part. Added latency is to the first byte of the stream, without what the upstream took; that of the
+    rush in which everybody begins stands apart."""
     rows = [
-        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | "
-        "resident: median of 2nd quarter, of last, peak | batches waiting, most | wrong |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| | requests | left early | MB sent | requests/s | streams at once | added p50 | p99 | p99 of the rush "
+        "| resident: median of 2nd quarter, of last, peak | batches waiting, most | wrong |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for part in parts:
         tally, quarter = part.tally, len(part.resident) // 4
-        added = [1000 * seconds for seconds in tally.added_s]
-        cuts = statistics.quantiles(added, n=100, method="inclusive") if len(added) > 1 else [0.0] * 99
+        added = [
+            (at - part.began < RUSH_S, 1000 * seconds) for at, seconds in zip(tally.at, tally.added_s, strict=True)
+        ]
+        rush, calm = (_cuts([ms for is_rush, ms in added if is_rush is wanted]) for wanted in (True, False))
         memory = "-"
         if quarter:
             second, last = part.resident[quarter : 2 * quarter], part.resident[-quarter:]
             memory = f"{statistics.median(second):.0f}, {statistics.median(last):.0f}, {max(part.resident):.0f} MB"
         rows.append(
             f"| {part.name} | {tally.requests} | {tally.left} | {tally.body_bytes / 1e6:.0f} "
-            f"| {tally.requests / part.seconds:.1f} | {tally.streaming_max} | {cuts[49]:.1f} ms | {cuts[98]:.1f} ms "
+            f"| {tally.requests / part.seconds:.1f} | {tally.streaming_max} "
+            f"| {calm[49]:.1f} ms | {calm[98]:.1f} ms | {rush[98]:.1f} ms "
             f"| {memory} | {part.waiting_max if part.resident else '-'} | {len(part.problems)} |"
         )
     return "\n".join(rows)
 
 
+def _cuts(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [math.nan] * 99
+
+
 async def main(arguments: argparse.Namespace) -> int:
-    load = Load(sessions=arguments.sessions, length=Length(arguments.seconds))
-    few = Load(sessions=arguments.beside, length=Length(arguments.seconds))
+    length, alone_for = Length(arguments.seconds), Length(min(ALONE_S, arguments.seconds))
+    load = Load(sessions=arguments.sessions, length=length, alone=alone_for)
+    few = Load(sessions=arguments.beside, length=length)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -335,7 +346,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="that all work, and that some do beside")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of each part, the small ones 120 at most")
     parser.add_argument("--sessions", type=int, default=200, help="at once")
     parser.add_argument("--beside", type=int, default=32, help="of them beside readers and removals")
     parser.add_argument("--no-direct", dest="direct", action="store_false", help="leave out the runs without the proxy")

@@ -5,14 +5,13 @@ import json
 import random
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from graphstore.store.archive import open_reader
-from scripts.load.wire import History
+from scripts.load.wire import ROOT, History
 from tests.clock import VirtualClock
 from tests.proxy.dialogue import Dialogue
 
@@ -80,20 +79,15 @@ class Forgetter:
 
     def __init__(self, db: Path) -> None:
         self._db = db
-        self.ended: deque[str] = deque()  # tags
+        self.ended: asyncio.Queue[str] = asyncio.Queue()  # tags
         self.gone: list[str] = []
         self.seconds: list[float] = []
         self.errors: list[str] = []
-        self.is_idle = True
 
     async def forget(self) -> None:
         """For ever."""
         while True:
-            self.is_idle = not self.ended
-            if self.is_idle:
-                await asyncio.sleep(FORGET_PAUSE_S / 10)
-                continue
-            tag = self.ended.popleft()
+            tag = await self.ended.get()
             for name in await asyncio.to_thread(names_of, self._db, tag):
                 began = time.perf_counter()
                 status, text = await recap("forget", name, "--yes", "--db", str(self._db))
@@ -101,7 +95,7 @@ class Forgetter:
                 if status:
                     self.errors.append(f"recap forget {name}: {status} {text}")
             self.gone.append(tag)
-            self.is_idle = True
+            self.ended.task_done()
             await asyncio.sleep(FORGET_PAUSE_S)
 
 
@@ -114,7 +108,10 @@ def names_of(db: Path, tag: str) -> list[str]:
 async def recap(*arguments: str) -> tuple[int, str]:
     """A command in a process of its own: its status and what it printed."""
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *(sys.executable, "-m", "proxy", *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         out, _ = await running.communicate()

@@ -23,6 +23,7 @@ class Tally:
     rewritten: int = 0
     body_bytes: int = 0
     added_s: list[float] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)  # when, for each of them, by `time.perf_counter`
     errors: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)
     streaming: int = 0
@@ -153,6 +154,7 @@ async def _ask(
             got += (await reader.readexactly(size + 2))[:-2]
             if chunks == 0:
                 tally.added_s.append(time.perf_counter() - start - float(headers["x-took-s"]))
+                tally.at.append(start)
             chunks += 1
             if chunks == leaves_after:
                 _compare(ask, expected[: len(got)], got)
@@ -168,7 +170,7 @@ def _compare(ask: Ask, expected: bytes, got: bytes) -> None:
     if got == expected:
         return
     foreign = tags(got) - {ask.tag.encode()}
-    pairs = enumerate(zip(expected, got, strict=False))
-    place = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
+    shorter = min(len(expected), len(got))
+    place = next((i for i in range(shorter) if expected[i] != got[i]), shorter)
     why = f"byte {place} of {len(expected)} ({len(got)} came): {got[max(0, place - 40) : place + 40]!r}"
     raise (Mixed(f"words of {foreign!r}; {why}") if foreign else Wrong(why))

@@ -19,6 +19,7 @@ DialectName = Literal["chat", "responses"]
 Json = dict[str, Any]
 
 PATHS: dict[DialectName, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+ROOT = Path(__file__).resolve().parents[2]
 PIECE_CHARS = 24  # of one delta, see `wire_answers`
 RESULT_CHARS = 4000  # of a file that the model reads
 STEPS_MAX = 4  # tool calls of one turn
@@ -96,8 +97,7 @@ def seed(ask: Ask, received: str) -> str:
 
 def corpus() -> str:
     """Text like that which agents read: this program's own source, without marks of ours."""
-    root = Path(__file__).resolve().parents[2]
-    names = sorted(path for part in ("proxy", "graphstore") for path in (root / part).rglob("*.py"))
+    names = sorted(path for part in ("proxy", "graphstore") for path in (ROOT / part).rglob("*.py"))
     return "\n".join(path.read_text() for path in names).replace("tag:", "tag ").replace("ask:", "ask ")
 
 

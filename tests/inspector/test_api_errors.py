@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from graphstore.store import engine
+from graphstore.store.reader import Reader
 from proxy.conversations import open_conversations
 from proxy.inspector import routes
 from proxy.settings import Settings
@@ -303,6 +304,24 @@ async def test_a_mark_that_cannot_be_written_is_said_and_the_views_go_on(
         holder.execute("ROLLBACK")
         holder.close()
         await look.post(f"{path}/mark", {"mark": "pin"})
+
+
+async def test_what_is_removed_while_a_view_reads_it_is_not_there(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view reads in several steps, and somebody forgets the session between two of them."""
+    async with looking(recorded, tmp_path) as look:
+        name = look.names[CODING]
+
+        def node_contents(reader: Reader, ids: Iterable[int]) -> list[bytes]:
+            with closing(sqlite3.connect(tmp_path / "recap.db")) as db:
+                db.execute("UPDATE sessions SET name = 'another' WHERE name = ?", (name,))
+                db.commit()
+            raise KeyError(next(iter(ids)))
+
+        monkeypatch.setattr(Reader, "node_contents", node_contents)
+        status, code, message = await look.refusal(f"sessions/{name}/blocks/0")
+    assert (status, code) == (404, "not_found") and name in message
 
 
 async def test_a_view_that_fails_is_an_answer_and_the_log_knows_more(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from graphstore.store.reader import Reader
 from proxy.inspector import search
 from proxy.inspector.search import AROUND_CHARS, FOUND_MAX, SECONDS_MAX, search_text
 from tests.inspector.conftest import Recorded
@@ -142,3 +143,12 @@ async def test_it_stops_when_there_is_enough_and_says_so(tmp_path: Path) -> None
         found = await look.get("search", q="word")
     assert (len(found["found"]), found["complete"], found["sessions_read"]) == (FOUND_MAX, False, 0)
     assert "word 50" in found["found"][0]["excerpt"], "the newest first"
+
+
+async def test_a_session_that_is_removed_in_between_is_passed_over(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with looking(recorded, tmp_path) as look:
+        monkeypatch.setattr(Reader, "message_contents", lambda reader, ids: {})
+        answer = await look.get("search", q="openRepository")
+    assert answer["complete"] and answer["found"] == []

@@ -37,6 +37,7 @@ class World(Crowd):
     overflowing: int = 0  # the next request is refused for its length; 2: the shorter one as well
     failing: bool = False
     lossy: bool = False  # the queue overflowed or the program closed while failing
+    rejected: list[Exception] = field(default_factory=list)  # batches that the database refused for their content
     settled_after: int = 0  # the last exchange that a failing disk may have cost
 
     def __post_init__(self) -> None:
@@ -49,6 +50,14 @@ class World(Crowd):
         self.join(Client(self.dialect, "s0", system=SYSTEM))
 
     def _open(self) -> None:
+        writer = self.writer
+        skip = writer._skip
+
+        def rejected(job: object, error: Exception) -> None:
+            self.rejected.append(error)
+            skip(job, error)
+
+        writer._skip = rejected
         self.file = sqlite3.connect(f"file:{self.dialogue.settings.db}?mode=ro", uri=True, isolation_level=None)
 
     # -- the program --------------------------------------------------------------------------------------------
@@ -255,6 +264,7 @@ class World(Crowd):
     # -- at the end ----------------------------------------------------------------------------------------------
 
     async def check_archive(self) -> None:
+        assert not self.rejected, self.rejected[0]
         with open_reader(self.dialogue.settings.db) as reader:
             rows = {row.id: row for s in reader.list_sessions() for row in reader.session_exchanges(s.id)}
             for number, raws in self.sent.items():
