@@ -13,7 +13,7 @@ from proxy.settings import HINTS, env_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = "eval"  # of studies: quotes of whatever they read
-NOT_OURS = {".git", ".venv", ".agents", ".models", ".peers", ".hypothesis", "build", "dist", "node_modules"}
+NOT_OURS = {".git", ".venv", ".agents", ".audit", ".models", ".peers", ".hypothesis", "build", "dist", "node_modules"}
 RECORDED = ("tests/wire/", "tests/data/")  # bytes of others, never edited
 NAMESPACE = "www.w3.org"  # of SVG: nobody is called
 HOSTS = {
