@@ -77,6 +77,9 @@ def explain(error: BaseException) -> ArchiveUnavailable | None:
     if isinstance(origin, sqlite3.Error):
         cause = _CAUSES.get(getattr(origin, "sqlite_errorcode", 0) & 0xFF)
         return ArchiveUnavailable(cause[0], f"{cause[1]} ({origin})", cause[2]) if cause else None
+    if isinstance(origin, UnicodeDecodeError):  # SQLite quotes a damaged schema in its own message
+        cause = _CAUSES[sqlite3.SQLITE_CORRUPT]
+        return ArchiveUnavailable(cause[0], f"{cause[1]} ({origin})", cause[2])
     if isinstance(origin, OSError):
         return ArchiveUnavailable("io", f"the disk reports: {origin}", "check the disk, the path and its permissions")
     return None

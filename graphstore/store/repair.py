@@ -186,7 +186,7 @@ class _Saved:
         self._heads(sessions, exchanges)
         blocks = self._blocks(sessions)
         self._exchanges(sessions, exchanges, blocks)
-        self._observations(sessions, exchanges)
+        self._observations(sessions, exchanges, blocks)
         self._rest(sessions, exchanges)
         self._drop_orphans(sessions, exchanges)
         self._count()
@@ -333,7 +333,10 @@ class _Saved:
         answers = _by_key(self.found["answers"], "exchange_id", "position").values()
         self.kept["answers"] = [r for r in answers if r["exchange_id"] in exchanges and r["message_id"] in self.raws]
 
-    def _observations(self, sessions: Mapping[int, Row], exchanges: Mapping[int, Row]) -> None:
+    def _observations(
+        self, sessions: Mapping[int, Row], exchanges: Mapping[int, Row], blocks: set[tuple[int, int]]
+    ) -> None:
+        """Nothing is kept of lost blocks: another block of that number, stored later, was not what was observed."""
         kept, turns = {}, set()
         for id, row in _by_key(self.found["observations"], "id").items():
             turn = (row["session_id"], row["turn"])
@@ -350,8 +353,13 @@ class _Saved:
                 del kept[id]
         links = _by_key(self.found["observation_edges"], "observation_id", "support", "dependent").values()
         self.kept["observations"] = list(kept.values())
-        self.kept["observation_blocks"] = [r for id in kept for r in readings.get(id, ())]
-        self.kept["observation_edges"] = [r for r in links if r["observation_id"] in kept]
+        owner = {id: row["session_id"] for id, row in kept.items()}
+        self.kept["observation_blocks"] = [
+            r for id in kept for r in readings.get(id, ()) if (owner[id], r["ordinal"]) in blocks
+        ]
+        self.kept["observation_edges"] = [
+            r for r in links if {(owner.get(r["observation_id"]), r[end]) for end in ("support", "dependent")} <= blocks
+        ]
 
     def _rest(self, sessions: Mapping[int, Row], exchanges: Mapping[int, Row]) -> None:
         jobs = _by_key(self.found["replay_jobs"], "session_id", "turn").values()
