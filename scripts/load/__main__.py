@@ -141,6 +141,7 @@ async def proxy(folder: Path, upstream_port: int, part: Part, *settings: str) ->
     port, name = free_port(), part.name.replace(" ", "-")
     db, log = folder / name / "recap.db", folder / f"{name}.log"
     serve: tuple[str, ...] = ("-m", "proxy", "serve", "--port", str(port), "--db", str(db), "--attention", "off")
+    serve += ("--mode", "idle")
     serve += ("--upstream", f"http://127.0.0.1:{upstream_port}/v1", "--log-level", "warning", *settings)
     with process(*serve, log=log) as pid:
         await listening(port)

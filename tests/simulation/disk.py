@@ -277,6 +277,16 @@ _GATES: dict[Engine, _Gate] = {}
 _LOOKING: dict[Path, Engine] = {}
 
 
+@contextmanager
+def _let_go(connection: Any) -> Iterator[None]:
+    """The process dies, and its lock with it: a cursor that nobody has collected yet would keep the file locked."""
+    try:
+        yield
+    except Killed:
+        connection.rollback()
+        raise
+
+
 def _gated(path: Path, *, writes: bool) -> Engine:
     engine = engines.writer_engine(path) if writes else engines.reader_engine(path)
     dialect: Any = engine.dialect
@@ -285,7 +295,8 @@ def _gated(path: Path, *, writes: bool) -> Engine:
     def gated(run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(cursor: Any, statement: str, *rest: Any) -> Any:
             disk, process = _GATES[engine]
-            disk.before(process, statement, writes=writes)
+            with _let_go(cursor.connection):
+                disk.before(process, statement, writes=writes)
             return run(cursor, statement, *rest)
 
         return execute
@@ -297,7 +308,8 @@ def _gated(path: Path, *, writes: bool) -> Engine:
     def do_commit(connection: Any) -> None:
         disk, process = _GATES[engine]
         if writes and connection.in_transaction:
-            disk.commit(process, connection, commit)
+            with _let_go(connection):
+                disk.commit(process, connection, commit)
         else:
             commit(connection)
 
