@@ -26,11 +26,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is "" when the model said nothing. Tokens are the provider's; None: it reported none."""
+    """`text` is "" when the model said nothing. Tokens are the provider's; None: it reported none. `shortened`: the
+    model itself went without some of what it was asked with.
+    """
 
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None = None
+    shortened: bool = False
 
 
 class ChatModel:

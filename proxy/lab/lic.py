@@ -23,10 +23,11 @@ import httpx
 import msgspec
 
 from proxy.conversations import parameters_of
-from proxy.lab.chat_model import ChatModel, Sampling
+from proxy.lab.chat_model import Answer, ChatModel, Sampling
 from proxy.lab.compactors import Compacted, Compactors, Summariser, UnitSelector
 from proxy.lab.errors import LabError
-from proxy.lab.lic_page import COMPACTORS, FULL, NAME, ROWS, SELECTORS, render
+from proxy.lab.kv import EvictingChat
+from proxy.lab.lic_page import COMPACTORS, FULL, KV, NAME, ROWS, SELECTORS, render
 from proxy.lab.lic_tasks import SYSTEM, Task, code_of, read_tasks
 from proxy.lab.lingua import WEIGHTS, Squeezer, load_lingua
 from proxy.lab.own_proxy import OwnProxy, own_proxy
@@ -73,12 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--selectors",
         default=",".join(SELECTORS),
         metavar="NAMES",
-        help=f"which rows, separated by commas (default {','.join(SELECTORS)}; also {', '.join(COMPACTORS)})",
+        help=f"which rows, separated by commas (default {','.join(SELECTORS)}; also {', '.join((*COMPACTORS, KV))})",
     )
     parser.add_argument(
         "--lingua-model",
         metavar="NAME",
         help=f"weights of the row {' or '.join(WEIGHTS)}: a folder or a Hugging Face name (default: the paper's)",
+    )
+    parser.add_argument(
+        "--kv-model", metavar="NAME", help=f"of the row {KV}, in place of the provider: a folder or a Hugging Face name"
     )
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, metavar="T", help=f"default {TEMPERATURE}")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the provider's)")
@@ -98,6 +102,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         raise LabError(f"--temperature is {arguments.temperature}; it must be a number from 0 on")
     if arguments.lingua_model and len(named := [name for name in selectors if name in WEIGHTS]) != 1:
         raise LabError(f"--lingua-model is of one row: --selectors names {' and '.join(named) or 'none of them'}")
+    if bool(arguments.kv_model) != (KV in selectors):
+        raise LabError(f"the row {KV} and --kv-model go together: name both, or neither")
     key = _key(arguments.base_url, arguments.key_env)
     tasks = read_tasks(arguments.tasks)
     chosen = tasks.tasks[: arguments.instances]
@@ -113,6 +119,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> Results:
         evidence=settings.evidence,
         replay=settings.attention_model if arguments.replay else None,
         **({"lingua_model": arguments.lingua_model} if arguments.lingua_model else {}),
+        **({"kv_model": arguments.kv_model} if arguments.kv_model else {}),
     )
     _warn_of_missing_guards()
     for selector in selectors:
@@ -175,6 +182,16 @@ async def _run_selector(
     key: str | None,
 ) -> None:
     selector = conversations[0].selector
+    if selector == KV:
+        left = remaining(results, [(c.item, c) for c in conversations], f"{NAME} {selector}")
+        evicting = EvictingChat(
+            arguments.kv_model,
+            temperature=arguments.temperature,
+            max_tokens=arguments.max_tokens,
+            seed=arguments.seed,
+        )
+        await _in_parallel(arguments.parallel, left, results, Talk(evicting))
+        return
     sampling = Sampling(arguments.model, arguments.temperature, arguments.max_tokens)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=settings.read_timeout, headers=headers) as client:
@@ -217,7 +234,7 @@ def _compactors(name: str, settings: Settings, arguments: argparse.Namespace) ->
 class Talk:
     """Who answers, and what stands between."""
 
-    model: ChatModel
+    model: ChatModel | EvictingChat
     proxy: OwnProxy | None = None
     replays: bool = False
     compactors: Compactors | None = None
@@ -249,11 +266,14 @@ def _first(errors: BaseExceptionGroup[LabError]) -> LabError:
 async def converse(conversation: Conversation, talk: Talk) -> Row:
     """Say the shards until an answer passes. Raises `LabError` for errors of the model."""
     messages = [{"role": "system", "content": SYSTEM}]
-    prompt_tokens: list[int | None] = []
     outcome = Outcome(False, "", ())
     proxy, name = talk.proxy, conversation.client_id
-    compactor = talk.compactors(talk.model, name) if talk.compactors is not None else None
+    compactor = None
+    if talk.compactors is not None:
+        assert isinstance(talk.model, ChatModel)
+        compactor = talk.compactors(talk.model, name)
     made: list[Compacted] = []
+    answers: list[Answer] = []
     for number, shard in enumerate(conversation.task.shards):
         if talk.replays and proxy is not None and number:
             await proxy.replayed(name)
@@ -262,22 +282,25 @@ async def converse(conversation: Conversation, talk: Talk) -> Row:
             made.append(await compactor.compact(messages, shard))
             sent = list(made[-1].messages)
         answer = await talk.model.ask([*sent, request], name)
+        answers.append(answer)
         messages.append(request)
         messages.append({"role": "assistant", "content": answer.text})
-        prompt_tokens.append(answer.prompt_tokens)
         outcome = await asyncio.to_thread(_tested, conversation.task, answer.text)
         if outcome.passed:
             break
     served = await proxy.exchanges(name) if proxy is not None else []
+    if isinstance(talk.model, EvictingChat):
+        talk.model.ended(name)
     short = [row.blocks_left_out > 0 and not row.fell_back for row in served] or [one.shortened for one in made]
+    short = short or [answer.shortened for answer in answers]
     return {
         "selector": conversation.selector,
         "repeat": conversation.repeat,
         "task": conversation.task.id,
         "solved": outcome.passed,
-        "answers": len(prompt_tokens),
+        "answers": len(answers),
         "shards": len(conversation.task.shards),
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": [answer.prompt_tokens for answer in answers],
         "shortened": sum(short),
         "fell_back": sum(row.fell_back for row in served),
         "detail": outcome.detail,

@@ -21,7 +21,8 @@ COMPACTORS = (
     "llmlingua-2",
     "longllmlingua",
 )  # change the text: never through the proxy
-ROWS = (*SELECTORS, *COMPACTORS)
+KV = "kv-eviction"  # of a local model alone
+ROWS = (*SELECTORS, *COMPACTORS, KV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ PUBLISHED = {
     "line-blocks": Published("83.0 ± 2.45 (168)", "–"),
     "llmlingua-2": Published("48.8 ± 3.96 (253)", "19.2 ± 5.07 (17)"),
     "longllmlingua": Published("65.6 ± 4.56 (163)", "21.0 ± 2.83 (17)"),
+    KV: Published("70.0 ± 3.58 (146)", "33.4 ± 2.87 (256)"),
     "summary": Published("75.4 ± 2.70 (372)", "36.8 ± 5.12 (602)"),
 }
 PUBLISHED_REPLAYED = Published("85.2 ± 2.17", "68.2 ± 3.49")  # Table 3, attention of Qwen3-0.6B
@@ -141,6 +143,8 @@ def _words(results: Results, found: dict[str, Summary]) -> Iterator[str]:
         yield "--replay"
     if about.get("lingua_model"):
         yield from ("--lingua-model", about["lingua_model"])
+    if about.get("kv_model"):
+        yield from ("--kv-model", about["kv_model"])
     if about["seed"]:
         yield from ("--seed", str(about["seed"]))
 

@@ -120,9 +120,28 @@ def test_compactors_are_rows_of_lost_in_conversation(tmp_path: Path, capsys: pyt
     assert taken["prompt_tokens"] > 0 and taken["completion_tokens"] > 0 and taken["seconds"] > 0
 
 
+def test_kv_eviction_answers_by_itself(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two conversations at a time; the provider is not asked."""
+    write(tmp_path / "tasks.jsonl", record(shards=3))
+    with Programmer(guesses) as model:
+        command = arguments(model, tmp_path, "--selectors", "kv-eviction", "--kv-model", str(smollm2))
+        limits = ("--conversations", "2", "--max-tokens", "8", "--temperature", "0", "--parallel", "2")
+        assert main([*command, *limits]) == 0
+        assert model.conversations == []
+    first, second = rows_of(tmp_path)
+    assert first["prompt_tokens"] == second["prompt_tokens"], "neither has seen the other"
+    whole, *left = first["prompt_tokens"]
+    assert first["answers"] == 3 and first["shortened"] == 2 and max(left) < whole
+    page = capsys.readouterr().out
+    assert "70.0 ± 3.58 (146)" in page and f"--kv-model {smollm2}" in page
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
+        (("kv-eviction",), "the row kv-eviction and --kv-model go together"),
+        (("full", "--kv-model", "m"), "the row kv-eviction and --kv-model go together"),
+        (("kv-eviction", "--kv-model", "/home/user/none"), "--kv-model '/home/user/none': "),
         (("longllmlingua",), "longllmlingua needs the library llmlingua"),
         (("full", "--lingua-model", "m"), "--lingua-model is of one row: --selectors names none of them"),
     ],

@@ -28,6 +28,7 @@ MODEL_COMMANDS = {
     "proxy/commands/model.py",
     "proxy/commands/worker.py",
     "proxy/lab/replayed.py",  # replays recorded sessions
+    "proxy/lab/kv.py",  # answers over a shortened cache
 }
 MODEL_VALUES = {"proxy_model.config", "proxy_model.context", "proxy_model.errors"}  # for everybody: they import nothing
 
