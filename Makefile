@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARGS ?=
 ATTENTION ?= 1
+MODEL_PORT ?= 8090
 VENV := .venv
 BIN := $(VENV)/bin
 EVAL := $(BIN)/recap eval
@@ -11,7 +12,7 @@ SESSIONS := $(sort $(wildcard tests/data/sessions/*.jsonl))
 SMALL := $(or $(TEST_MODELS_DIR),.models)/SmolLM2-135M-Instruct
 TYPED := -p tests.fakes -p tests.agents -p tests.meta -p tests.simulation -p tests.properties -p tests.load -p scripts.load
 
-.PHONY: serve test agents browser attention models bench bench-peers bench-attention load eval eval-attention eval-provider lint format types check audit fuzz clean
+.PHONY: serve test agents browser attention models bench bench-peers bench-attention load eval eval-attention eval-small eval-served eval-provider lint format types check audit fuzz clean
 
 serve: $(VENV)/.installed attention
 	@$(if $(filter 0,$(ATTENTION)),RECAP_ATTENTION=off) $(BIN)/recap serve $(ARGS)
@@ -36,13 +37,14 @@ load: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.load $(ARGS)
 
 # Every study on the sessions of the tests, into eval/ (run it again to go on), then the measured parts of
-# docs/evaluation.md. With BASE_URL and LLM, and the key in OPENAI_API_KEY, that model is asked as well.
+# docs/evaluation.md. What asks a model asks the small one, behind MODEL_PORT; with BASE_URL and LLM, and the key in
+# OPENAI_API_KEY, that one as well.
 eval: $(VENV)/.installed-dev models
 	$(EVAL) reuse $(SESSIONS) >/dev/null
 	$(EVAL) simulate $(SESSIONS) >/dev/null
 	$(EVAL) modes $(SESSIONS) >/dev/null
 	$(EVAL) compaction $(SESSIONS) >/dev/null
-	@if [ -d $(SMALL) ]; then $(MAKE) --no-print-directory eval-attention; \
+	@if [ -d $(SMALL) ]; then $(MAKE) --no-print-directory eval-attention eval-small; \
 	    else echo "make: there is no small model: what needs it is not measured"; fi
 	$(if $(BASE_URL),@$(MAKE) --no-print-directory eval-provider LLM='$(or $(LLM),$(error BASE_URL needs LLM=NAME))')
 	$(EVAL) report --into docs/evaluation.md
@@ -52,6 +54,16 @@ eval-attention: $(VENV)/.installed-dev
 	$(EVAL) concentration $(SESSIONS) --model $(SMALL) --tokens-max 8192 >/dev/null
 	$(EVAL) queries $(SESSIONS) --model $(SMALL) --tokens-max 8192 >/dev/null
 	$(EVAL) costs $(SESSIONS) --model $(SMALL) >/dev/null
+
+# The small model in a provider's place: it can hardly program, and shows the path alone.
+eval-small: $(VENV)/.installed-dev
+	$(BIN)/python scripts/serve_model.py $(SMALL) --port $(MODEL_PORT) -- $(MAKE) --no-print-directory eval-served
+
+LOCAL = --base-url http://127.0.0.1:$(MODEL_PORT)/v1 --model $(notdir $(SMALL)) --out eval/small
+eval-served: $(VENV)/.installed-dev
+	$(EVAL) lic $(LOCAL) --selectors full,recap,user-messages,summary,kv-eviction --kv-model $(SMALL) \
+	    --instances 3 --conversations 1 --max-tokens 96 --parallel 1 >/dev/null
+	$(EVAL) compaction $(LOCAL) --family differential --trials 1 >/dev/null
 
 PROVIDER = --base-url '$(BASE_URL)' --model '$(LLM)' --out eval/provider
 eval-provider: $(VENV)/.installed-dev

@@ -39,13 +39,12 @@ class Savings:
         """Session id -> its parts; None: of the exchanges of no session. Of one session alone where `only` names it. A
         session without exchanges has none."""
         found: dict[int | None, Parts] = {}
-        with reader.snapshot():
-            stamps = exchanges_stamps(reader)
-            for session, stamp in stamps.items() if only is None else [(only, stamps[only])] * (only in stamps):
-                known = self._known.get(session)
-                if known is None or known[0] != stamp:
-                    known = self._known[session] = (stamp, self._parts(reader, session))
-                found[session] = known[1]
+        stamps = exchanges_stamps(reader)
+        for session, stamp in stamps.items() if only is None else [(only, stamps[only])] * (only in stamps):
+            known = self._known.get(session)
+            if known is None or known[0] != stamp:
+                known = self._known[session] = (stamp, self._parts(reader, session))
+            found[session] = known[1]
         return found
 
     def _parts(self, reader: Reader, id: int | None) -> Parts:

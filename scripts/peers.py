@@ -82,7 +82,16 @@ DIRECT = "direct"
 WAYS = (
     Way(DIRECT, "no proxy", None),
     Way("ours, off", "recap serve --mode off: every request recorded, sent as it came", _ours("--mode", "off")),
-    Way("ours, warm", "recap serve: a session that goes on, nothing to select", _ours()),
+    Way(
+        "ours, warm",
+        "recap serve --mode idle: a session that goes on, nothing to select, as at an agent's own steps in any mode",
+        _ours("--mode", "idle"),
+    ),
+    Way(
+        "ours, weighed",
+        "recap serve: every request is a user's, the cache warm; what a rewrite would save is weighed each time",
+        _ours(),
+    ),
     Way(
         "ours, cold",
         "recap serve --mode always: every request is a cold boundary, selected anew and on disk before it is sent",

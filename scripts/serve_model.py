@@ -3,10 +3,14 @@
 It needs the extra `attention`. No streaming, no tools; for anything but a trial use a real server.
 
     python scripts/serve_model.py .models/SmolLM2-135M-Instruct --port 8090
+    python scripts/serve_model.py .models/SmolLM2-135M-Instruct -- make eval-asked     # for as long as that runs
 """
 
 import argparse
 import asyncio
+import socket
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +20,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from proxy.errors import StartError
+from proxy.server import bind
 
 MAX_TOKENS = 512  # of an answer whose request gives no limit
 
@@ -47,30 +54,54 @@ def answer(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve a small local model as chat completions, for trials.")
-    parser.add_argument("model", help="a folder, or a name on the Hugging Face hub")
-    parser.add_argument("--port", type=int, default=8090)
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto" if device == "cuda" else torch.float32)
-    model.to(device).eval()
-    torch.manual_seed(arguments.seed)
+def application(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> Starlette:
     one_at_a_time = asyncio.Lock()
 
     async def complete(request: Request) -> Response:
         async with one_at_a_time:
             try:
                 body = await request.json()
-                return JSONResponse(await asyncio.to_thread(answer, model, tokenizer, arguments.model, body))
+                return JSONResponse(await asyncio.to_thread(answer, model, tokenizer, name, body))
             except (KeyError, TypeError, ValueError) as error:
                 return JSONResponse({"error": {"message": f"{type(error).__name__}: {error}"}}, 400)
 
-    app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
-    uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")
+    return Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
+
+
+async def serve(server: uvicorn.Server, listener: socket.socket, command: Sequence[str]) -> int:
+    """For ever, or for as long as the command runs: its exit status."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    if not command:
+        await serving
+        return 0
+    process = await asyncio.create_subprocess_exec(*command)  # what it asks before we are ready waits at the socket
+    try:
+        return await process.wait()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve a small local model as chat completions, for trials.")
+    parser.add_argument("model", help="a folder, or a name on the Hugging Face hub")
+    parser.add_argument("--port", type=int, default=8090)
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    parser.add_argument("command", nargs="*", help="after --: serve for as long as it runs, end with its status")
+    arguments = parser.parse_args()
+    try:
+        listener = bind("127.0.0.1", arguments.port)
+    except StartError as error:
+        parser.error(str(error))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto" if device == "cuda" else torch.float32)
+    model.to(device).eval()
+    torch.manual_seed(arguments.seed)
+    app = application(model, tokenizer, arguments.model)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    return asyncio.run(serve(server, listener, arguments.command))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

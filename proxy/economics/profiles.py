@@ -12,6 +12,7 @@ import msgspec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+Patterns = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0)]
 STEP_TOKENS = 128  # in which a prefix is matched
 
@@ -20,8 +21,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """See `profiles.toml` for what each value means. Prices in units of an uncached input token."""
 
     name: str
-    hosts: tuple[str, ...] = ("*",)
-    models: tuple[str, ...] = ("*",)
+    hosts: Patterns = ("*",)
+    models: Patterns = ("*",)
     warm_s: Seconds
     cold_s: Seconds
     match: Literal["prefix", "requests"] = "prefix"
@@ -30,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     write: Ratio = 1.0
     output: Ratio
     cliff_tokens: Tokens = 0
-    cliff_factor: Ratio = 1.0
+    cliff_factor: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     reasoning: Literal["bound", "free"] = "free"
 
     def fits(self, upstream: str, model: str) -> bool:

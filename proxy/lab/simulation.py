@@ -29,8 +29,9 @@ from proxy.lab.study import Study, add_data, begin, command_of, load_data, remai
 from proxy.settings import Settings
 
 NAME = "simulate"
-COMPARED: tuple[SelectorName, ...] = (
-    FULL, "recap", "recap-without-graph", "recency", "user-messages", "clear-tool-results",
+ORACLE = "oracle"
+COMPARED: tuple[str, ...] = (
+    FULL, "recap", "recap-without-graph", "recency", "user-messages", "clear-tool-results", ORACLE,
 )  # fmt: skip
 P_WARM = (0.25, 0.5, 0.75)  # paper §5.5
 WARM_S = 60.0  # a pause in which nothing expires; a cold one is twice what expires last
@@ -38,7 +39,6 @@ PREFILL = 29_000.0  # tokens a second: the paper's 28,504 in 0.985 s (Qwen3-Code
 SIGMA = 2.0  # of the logarithm: seven in ten pauses within a factor of eight of the median
 EPSILON = 1e-12  # a draw of 0 has no place in a normal distribution
 DEFAULTS = Settings()
-ORACLE = "oracle"
 
 
 @dataclass(frozen=True, slots=True)

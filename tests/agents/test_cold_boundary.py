@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from tests.fakes.scripted_upstream import Fault, Received, ScriptedUpstream
 from tests.support import running_proxy
 
 IDLE_AFTER_S = 600.0
+PAUSE_S = 7200.0  # behind which every profile takes the cache for gone
 BETA = 0.4  # room for two of the six files
 
 # Per file: words that occur nowhere else. Turn 3 asks about the last two, turn 4 about the second.
@@ -57,7 +59,7 @@ class Stage:
     clock: VirtualClock
 
     def pass_idle_time(self) -> None:
-        self.clock.now += IDLE_AFTER_S + 1
+        self.clock.now += PAUSE_S
 
     def steps(self, turn: int) -> list[Received]:
         """The agent's own requests of a turn: not titles, not side requests with other tools."""
@@ -70,13 +72,13 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path) -> AsyncIterator[Stage]:
+async def stage(folder: Path, mode: Literal["idle", "auto"]) -> AsyncIterator[Stage]:
     clock = VirtualClock()
     async with ScriptedUpstream(clock=clock, cache_ttl_seconds=IDLE_AFTER_S) as upstream:
         settings = Settings(
             upstream=upstream.base_url,
             db=str(folder / "archive" / "recap.db"),
-            mode="idle",
+            mode=mode,
             idle_after=IDLE_AFTER_S,
             min_history_tokens=0,
             beta=BETA,
@@ -154,11 +156,16 @@ async def play(agent: Driver, on: Stage, files: list[Path]) -> None:
 
 
 @pytest.mark.agent
+@pytest.mark.parametrize("mode", ["idle", "auto"])
 @pytest.mark.parametrize("name", [*COMMAND_AGENTS, *SDK_AGENTS])
 async def test_a_session_is_compacted_at_cold_boundaries_and_never_breaks(
-    name: str, tmp_path: Path, workspace: Workspace, start_agent: Callable[[str, str], Driver]
+    name: str,
+    mode: Literal["idle", "auto"],
+    tmp_path: Path,
+    workspace: Workspace,
+    start_agent: Callable[[str, str], Driver],
 ) -> None:
-    async with stage(tmp_path) as on:
+    async with stage(tmp_path, mode) as on:
         await play(start_agent(name, on.base_url), on, write_files(workspace.project))
 
         assert {(received.status, received.rejected) for received in on.upstream.conversations} == {(200, None)}
@@ -191,7 +198,7 @@ async def test_a_session_is_compacted_at_cold_boundaries_and_never_breaks(
 async def test_a_refused_rewrite_goes_out_as_it_came_and_the_session_goes_on(
     tmp_path: Path, workspace: Workspace, start_agent: Callable[[str, str], Driver]
 ) -> None:
-    async with stage(tmp_path) as on:
+    async with stage(tmp_path, "idle") as on:
         on.upstream.inject(Fault(status=400), when=lambda received: bool(notices(received)))
         await play(start_agent("sdk-chat-stream", on.base_url), on, write_files(workspace.project))
         refused, again, *later = on.steps(3)

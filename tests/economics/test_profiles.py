@@ -66,6 +66,8 @@ def test_a_new_row_begins_as_unknown_and_may_name_host_and_port() -> None:
         ({"name": "mine", "warm": 3}, ["'mine'", "warm"]),
         ({"name": "mine", "read": -1}, ["'mine'", ">= 0"]),
         ({"name": "mine", "match": "luck"}, ["'mine'", "luck"]),
+        ({"name": "mine", "hosts": []}, ["'mine'", "hosts", "length >= 1"]),
+        ({"name": "mine", "cliff_factor": 0}, ["'mine'", "cliff_factor", "> 0"]),
         ({"name": "openai", "cold_s": 60}, ["'openai'", "cold_s 60", "warm_s 1800"]),
     ],
 )
