@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from graphstore.records import Ending
 from proxy.connection import ClientConnection
-from proxy.dialects.opening import Opening
+from proxy.dialects.opening import Opening, spoken
 from proxy.errors import ClientGone, UpstreamError, render_error
 from proxy.headers import response_headers, value_of
 from proxy.overflow import IN_ANSWER, STATUSES
@@ -255,6 +255,8 @@ class _Watched:
                 async for chunk in chunks:
                     yield chunk
         if self._second is not None:
+            if self._opening.has_begun:
+                self._second.beginning = spoken(self._second.beginning)
             async for chunk in self._second.chunks():
                 yield chunk
 
