@@ -87,8 +87,12 @@ def main() -> int:
     parser.add_argument("model", help="a folder, or a name on the Hugging Face hub")
     parser.add_argument("--port", type=int, default=8090)
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    parser.add_argument("command", nargs="*", help="after --: serve for as long as it runs, end with its status")
-    arguments = parser.parse_args()
+    parser.epilog = (
+        "After -- may stand a command: the model is served for as long as it runs, and ends with its status."
+    )
+    given = sys.argv[1:]
+    own = given[: given.index("--")] if "--" in given else given
+    arguments, command = parser.parse_args(own), given[len(own) + 1 :]
     try:
         listener = bind("127.0.0.1", arguments.port)
     except StartError as error:
@@ -100,7 +104,7 @@ def main() -> int:
     torch.manual_seed(arguments.seed)
     app = application(model, tokenizer, arguments.model)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    return asyncio.run(serve(server, listener, arguments.command))
+    return asyncio.run(serve(server, listener, command))
 
 
 if __name__ == "__main__":
