@@ -18,22 +18,24 @@ from graphstore.selection import HistoryBlock, Selection, select
 from graphstore.selectors import RECAP, Selector
 from proxy.dialects.base import Dialect, ParsedRequest
 
-IDENTIFIERS_KEPT = 20_000  # messages whose identifiers stay in memory, about 1 kB each at most in practice
+IDENTIFIERS_KEPT = 200_000  # of messages, in memory: about 80 bytes each, counted once for each message that has it
 AGENT_KINDS = frozenset({"tools", "assistant"})
-INDEXED_BLOCKS = 20_000  # blocks of all indexes in memory, about 1 kB each; the newest index stays, however large
+INDEXED_BLOCKS = 10_000  # blocks of all indexes in memory, 1 to 2 kB each; the newest index stays, however large
 
 
 class IdentifierCache:
     """What is known of message texts by digest: the history is the same at every boundary, but for what came since.
 
-    Identifiers are kept by message, and by session an index of the history that was last selected from. Those of calls
-    are not kept: only the finished turn is asked for them.
+    Kept are by session an index of the history that was last selected from, and by message the identifiers of those
+    that were read last, both within bounds: what is gone is read again. Those of calls are not kept: only the finished turn
+    is asked for them.
     """
 
     def __init__(self, size: int = IDENTIFIERS_KEPT, blocks: int = INDEXED_BLOCKS) -> None:
         self._size = size
         self._blocks = blocks
         self._known: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._held = 0  # identifiers in `_known`
         self._indexes: OrderedDict[str, tuple[bytes, IdentifierIndex]] = OrderedDict()  # with what was indexed
 
     def of_messages(self, dialect: Dialect, request: ParsedRequest, indexes: Iterable[int]) -> frozenset[str]:
@@ -43,8 +45,9 @@ class IdentifierCache:
             known = self._known.get(digest)
             if known is None:
                 known = self._known[digest] = identifiers(dialect.message_text(request.raw(index)))
-                if len(self._known) > self._size:
-                    self._known.popitem(last=False)
+                self._held += len(known)
+                while self._held > self._size:
+                    self._held -= len(self._known.popitem(last=False)[1])
             found = found | known if found else known
         return found
 

@@ -81,6 +81,17 @@ def test_indexes_stay_within_the_bound_and_the_newest_stays() -> None:
     assert indexed(cache, BETA, "two") is not second
 
 
+def test_identifiers_of_messages_stay_within_the_bound_and_are_read_again() -> None:
+    whole, small = IdentifierCache(), IdentifierCache(size=5)
+    request, blocks = parsed([*ALPHA, *BETA, *GAMMA])
+    for _ in range(2):
+        for block in blocks:
+            expected = whole.of_messages(ChatDialect(), request, block.messages)
+            assert small.of_messages(ChatDialect(), request, block.messages) == expected
+        assert small._held == sum(map(len, small._known.values())) <= 5
+    assert len(whole._known) == len(request.messages) - 1, "all but the instructions"
+
+
 def finished(*roles: str) -> list[tuple[int, ...]]:
     """Messages of the blocks that count as the finished turn, in a history of these roles."""
     return [block.messages for block in finished_turn(cut_blocks([Facts(role) for role in roles]))]  # type: ignore[arg-type]
