@@ -28,6 +28,8 @@ from tests.support import running_proxy
 
 IDLE_AFTER_S = 600.0
 PAUSE_S = 7200.0  # behind which every profile takes the cache for gone
+PROVIDER = {"name": "provider", "hosts": ["127.0.0.1"], "warm_s": 300, "cold_s": 3600, "read": 0.1}
+HISTORY_TOKENS = 6_000  # three files are less, six more
 BETA = 0.4  # room for two of the six files
 
 # Per file: words that occur nowhere else. Turn 3 asks about the last two, turn 4 about the second.
@@ -80,8 +82,9 @@ async def stage(folder: Path, mode: Literal["idle", "auto"]) -> AsyncIterator[St
             db=str(folder / "archive" / "recap.db"),
             mode=mode,
             idle_after=IDLE_AFTER_S,
-            min_history_tokens=0,
+            min_history_tokens=HISTORY_TOKENS,
             beta=BETA,
+            profiles=(PROVIDER,),
         )
         async with running_proxy(settings, open_conversations(settings, clock)) as proxy:
             yield Stage(upstream, f"{proxy.url}/v1", clock)
