@@ -67,9 +67,11 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
 def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens]) -> float:
     """How many tokens this provider counts for one of ours: by the session's untouched requests, else 1.
 
-    A request of which little was sent would not do: what each costs beside its words would be multiplied.
+    A request of which little was sent would not do: what each costs beside its words would be multiplied. Nor would one
+    that goes on from what the provider keeps: we have not seen all of it.
     """
-    whole = [row for row in exchanges if row.input_tokens and row.messages_sent == row.messages_total]
+    seen = [row for row in exchanges if row.input_tokens and row.outcome != "opaque"]
+    whole = [row for row in seen if row.messages_sent == row.messages_total]
     ours = sum(tokens[row.id].sent for row in whole)
     return sum(row.input_tokens or 0 for row in whole) / ours if ours else 1.0
 

@@ -309,6 +309,13 @@ def test_the_rate_is_that_of_whole_requests() -> None:
     assert provider_tokens_per_ours(session.rows[2:], session.tokens) == 1.0, "nothing was sent whole: no rate is known"
 
 
+def test_a_request_that_goes_on_from_what_the_provider_keeps_says_nothing_of_the_rate() -> None:
+    session = Session()
+    session.ask(1000, 2000, 0)
+    session.ask(10, 50_000, 0, outcome="opaque")
+    assert provider_tokens_per_ours(session.rows, session.tokens) == 2
+
+
 def test_counts_of_a_provider_that_do_not_add_up_stay_within_what_was_sent() -> None:
     session = Session()
     session.ask(1000, 1000, 4000, cache_write_tokens=4000)
