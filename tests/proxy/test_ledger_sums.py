@@ -39,6 +39,7 @@ USAGES: list[tuple[Any, tuple[int, int, int, int] | None]] = [
     ("many", None),
 ]
 SIZE = 6_000
+WINDOW = 8_000  # tokens, by the upstream's count: half of what the longest histories have
 OUTPUT = 6  # what the script says at once, by the upstream's count
 
 
@@ -147,11 +148,13 @@ def plays() -> Iterator[tuple[str, bool, str, Any]]:
                 yield dialect, stream, "m-one", (429, "cut", 400, "again")[number % 4]
 
 
-@pytest.mark.parametrize("mode", ["off", "idle", "auto"])
-async def test_every_sum_is_the_upstreams_own(tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: Any) -> None:
+@pytest.mark.parametrize(("mode", "window"), [("off", None), ("idle", None), ("auto", None), ("auto", WINDOW)])
+async def test_every_sum_is_the_upstreams_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: Any, window: int | None
+) -> None:
     clock, meters, expected = VirtualClock(), Meters(), Expected()
     steps: Counter[str] = Counter()
-    async with ScriptedUpstream(clock=clock, reasons=False) as upstream:
+    async with ScriptedUpstream(clock=clock, reasons=False, window_tokens=window) as upstream:
         settings = Settings(
             mode=mode, upstream=upstream.base_url, db=str(tmp_path / "recap.db"), min_history_tokens=0, beta=0.05
         )
@@ -172,12 +175,14 @@ async def test_every_sum_is_the_upstreams_own(tmp_path: Path, capsys: pytest.Cap
                     upstream.inject(Fault(truncate_after=40))
                 more = {"previous_response_id": "resp_1"} if dialect == "responses" and number % 11 == 0 else {}
                 for _ in range(2 if way == "again" else 1):
+                    seen = len(upstream.log)
                     await ask(client, dialect, session, step, model=model, stream=stream, **more)
                     last = upstream.log[-1]
                     counts: tuple[int, int, int, int] | None = None
-                    if isinstance(way, tuple):
+                    was_too_long = any(received.rejected for received in upstream.log[seen:])
+                    if isinstance(way, tuple) and not was_too_long:
                         counts = way[1]
-                    elif last.status == 200 and way != "cut":
+                    elif last.status == 200 and (way != "cut" or was_too_long):
                         fresh = last.input_tokens - last.cached_tokens
                         counts = (fresh, last.cached_tokens, 0, OUTPUT)
                     expected.note(model, counts)
@@ -187,5 +192,7 @@ async def test_every_sum_is_the_upstreams_own(tmp_path: Path, capsys: pytest.Cap
     main(["savings", "--json", "--db", settings.db])
     assert json.loads(capsys.readouterr().out) == shown
     expected.compare(shown, numbers)
+    refused = [received.rejected is not None for received in upstream.log]
+    assert any(refused) == (window is not None)
     rewritten, resent = shown["total"]["rewritten"], shown["total"]["resent"]
     assert (rewritten > 0) == (resent > 0) == (mode != "off"), "what was meant to happen has happened"
