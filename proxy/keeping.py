@@ -1,8 +1,8 @@
 """What is removed from the archive, and when: what a person asked to forget, and what the retention settings say.
 
 The running proxy does it itself, between requests, because it alone knows which sessions are in use and must not find
-one again that is gone. What is overdue goes one session at a time; a request never waits for more than the proxy's memory
-of them to go.
+one again that is gone. What is overdue goes one session at a time; a request never waits for more than the proxy's
+memory of them to go.
 """
 
 import asyncio

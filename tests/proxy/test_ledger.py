@@ -172,7 +172,7 @@ def test_requests_beside_a_session_say_nothing_of_how_much_its_cache_serves() ->
 
 
 def test_an_answer_without_usage_has_kept_the_cache_warm() -> None:
-    """It was aborted, or its provider says nothing: the pause before the next request begins at its end all the same."""
+    """It was aborted, or its provider says nothing: the pause before the next request begins at its end."""
     session = rewritten_and_warm()
     session.ask(2000, None, None, sent=500, after_s=IDLE_S - 60, ending="client gone", status=200)
     session.ask(2100, 600, 500, sent=600, after_s=IDLE_S - 60)

@@ -77,7 +77,6 @@ class Expected:
             self.sums[name] += Counter(input_tokens=uncached + cached + written, cached_tokens=cached)
             self.sums[name] += Counter(written_tokens=written, output_tokens=output)
 
-
     def compare(self, shown: dict[str, Any], numbers: dict[str, float]) -> None:
         """`shown`: savings as JSON; `numbers`: /recap/metrics."""
         total = self.sums["total"]
@@ -96,7 +95,9 @@ class Expected:
         def counted(name: str, word: str = "") -> float:
             return sum(value for key, value in numbers.items() if key.startswith(name) and word in key)
 
-        kinds = [counted("recap_input_tokens_total", f"kind={kind}") for kind in ("uncached", "cache_read", "cache_write")]
+        kinds = [
+            counted("recap_input_tokens_total", f"kind={kind}") for kind in ("uncached", "cache_read", "cache_write")
+        ]
         cached, written = total["cached_tokens"], total["written_tokens"]
         assert kinds == [total["input_tokens"] - cached - written, cached, written]
         assert counted("recap_output_tokens_total") == total["output_tokens"]
@@ -116,7 +117,9 @@ def history(steps: int, session: str, dialect: str) -> list[dict[str, Any]]:
     for step in range(steps):
         found += [user(f"{session} {step}: look at {session}_{step}.py")]
         if dialect == "chat":
-            found += read(f"{session}_{step}.py", f"def {session}_{step}(): pass\n" + "words " * (SIZE // 6), f"c{step}")
+            found += read(
+                f"{session}_{step}.py", f"def {session}_{step}(): pass\n" + "words " * (SIZE // 6), f"c{step}"
+            )
         found += [said("ok")]
     return found
 
