@@ -192,9 +192,16 @@ async def test_every_sum_is_the_upstreams_own(
             await conversations.flush()
             numbers = numbers_of((await client.get("/recap/metrics")).text)
             shown = (await client.get("/recap/api/savings")).json()
+            listed = (await client.get("/recap/api/sessions")).json()["sessions"]
+            pages = [(await client.get(f"/recap/api/sessions/{row['name']}")).json() for row in listed]
     main(["savings", "--json", "--db", settings.db])
     assert json.loads(capsys.readouterr().out) == shown
     expected.compare(shown, numbers)
+    for name in ("input_tokens", "cached_tokens"):
+        sums = {row["session"]: row[name] for row in shown["sessions"]}
+        assert {row["name"]: row[name] for row in listed} == sums
+        assert {page["session"]["name"]: page["session"][name] for page in pages} == sums
+        assert {page["session"]["name"]: sum(turn[name] or 0 for turn in page["turns"]) for page in pages} == sums
     refused = [received.rejected is not None for received in upstream.log]
     assert any(refused) == (window is not None)
     rewritten, resent = shown["total"]["rewritten"], shown["total"]["resent"]
