@@ -147,8 +147,8 @@ def summaries(reader: Reader) -> list[SessionSummary]:
     latest = func.coalesce(func.max(case((e.outcome.not_in(BESIDE), e.id))), func.max(e.id)).label("latest")
     running = func.max(case((e.ending == "running", e.started_at)))
     answered = func.max(case((e.status < 400, 1), else_=0))
-    cached = func.sum(func.min(e.cached_tokens, e.input_tokens))  # see `cached_of`
-    query = select(e.session_id, func.count(), func.sum(e.input_tokens), cached, latest, running, answered)
+    from_cache = func.sum(func.min(e.cached_tokens, e.input_tokens))  # see `cached_of`
+    query = select(e.session_id, func.count(), func.sum(e.input_tokens), from_cache, latest, running, answered)
     with reader.snapshot() as db:
         sums = {row[0]: row for row in db.execute(query.group_by(e.session_id))}
         rows = among(db, select(exchanges), e.id, (row.latest for row in sums.values()))
