@@ -1,7 +1,8 @@
 """What is removed from the archive, and when: what a person asked to forget, and what the retention settings say.
 
 The running proxy does it itself, between requests, because it alone knows which sessions are in use and must not find
-one again that is gone. One session at a time; a request never waits for more than the proxy's memory of it to go.
+one again that is gone. What is overdue goes one session at a time; a request never waits for more than the proxy's
+memory of them to go.
 """
 
 import asyncio
@@ -93,9 +94,11 @@ class Keeper:
             changes.close()
 
     async def obey(self) -> None:
-        """Remove what `recap forget` asked for."""
-        for id in sorted(await asyncio.to_thread(self._requested)):
-            await self._remove(Forget(frozenset([id]), thorough=True))
+        """Remove what `recap forget` asked for, all of it at once: the file is written anew each time."""
+        ids = await asyncio.to_thread(self._requested)
+        if ids:
+            await self._remove(Forget(ids, thorough=True))
+        for id in sorted(ids):
             log.info("session.forgotten session_id=%d", id)
 
     async def retain(self) -> None:

@@ -15,10 +15,11 @@ from typing import Annotated
 import msgspec
 
 from graphstore.records import ExchangeRow
-from graphstore.store.report import Tokens
+from graphstore.store.report import BESIDE, Tokens
 from proxy.economics.warmth import PROBABLY
 
 MILLION = 1_000_000
+BROKEN = (*BESIDE, "client compaction")  # outcomes of requests that do not begin as the one before them
 
 Warmth = Callable[[str, float], float]  # model, pause in seconds -> probability that what was sent before is cached
 
@@ -66,9 +67,11 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
 def provider_tokens_per_ours(exchanges: Sequence[ExchangeRow], tokens: Mapping[int, Tokens]) -> float:
     """How many tokens this provider counts for one of ours: by the session's untouched requests, else 1.
 
-    A request of which little was sent would not do: what each costs beside its words would be multiplied.
+    A request of which little was sent would not do: what each costs beside its words would be multiplied. Nor would one
+    that goes on from what the provider keeps: we have not seen all of it.
     """
-    whole = [row for row in exchanges if row.input_tokens and row.messages_sent == row.messages_total]
+    seen = [row for row in exchanges if row.input_tokens and row.outcome != "opaque"]
+    whole = [row for row in seen if row.messages_sent == row.messages_total]
     ours = sum(tokens[row.id].sent for row in whole)
     return sum(row.input_tokens or 0 for row in whole) / ours if ours else 1.0
 
@@ -88,19 +91,35 @@ def entries(
     rate = provider_tokens_per_ours([*lead, *exchanges], tokens)
     share = _cache_share((lead, exchanges), warmth)
     found: list[Entry] = []
+    latest: dict[str, Entry] = {}  # by model: each has a cache of its own
+    used_until: dict[str, float] = {}
     for row in (*lead, *exchanges):
-        if row.input_tokens is None:
+        before = latest.get(row.model)
+        if row.input_tokens is not None:
+            left_out = (tokens[row.id].full - tokens[row.id].sent) * rate
+            untouched = row.input_tokens + left_out
+            cached = min(row.cached_tokens or 0, row.input_tokens)
+            untouched_cached: float = cached
+            if left_out and before is None:
+                untouched_cached = 0.0
+            elif before is not None and _goes_on(before.exchange, row):
+                if left_out or before.untouched_input > before.input:
+                    warm = warmth(row.model, max(0.0, row.started_at - used_until[row.model]))
+                    untouched_cached = min(untouched, warm * share * before.untouched_input)
+            found.append(_entry(row, cached, untouched, untouched_cached, price_of(row.model, prices)))
+        if row.outcome in BESIDE:
             continue
-        before = found[-1] if found else None
-        left_out = (tokens[row.id].full - tokens[row.id].sent) * rate
-        untouched = row.input_tokens + left_out
-        cached = min(row.cached_tokens or 0, row.input_tokens)
-        untouched_cached: float = cached
-        if left_out or (before is not None and before.untouched_input > before.input):
-            warm = warmth(row.model, _pause_s(before.exchange, row)) if before is not None else 0.0
-            untouched_cached = min(untouched, warm * share * before.untouched_input) if before is not None else 0.0
-        found.append(_entry(row, cached, untouched, untouched_cached, price_of(row.model, prices)))
+        if row.input_tokens is not None:
+            latest[row.model] = found[-1]
+        if row.input_tokens is not None or (row.status is not None and row.status < 400):
+            used_until[row.model] = row.ended_at or row.started_at
     return found[sum(row.input_tokens is not None for row in lead) :]
+
+
+def _goes_on(before: ExchangeRow, row: ExchangeRow) -> bool:
+    """Whether the client's own request begins as the one before it: not so, the cache serves it no better untouched."""
+    is_broken = (row.instructions_id, row.tools_id) != (before.instructions_id, before.tools_id)
+    return not is_broken and row.outcome not in BROKEN
 
 
 def _entry(row: ExchangeRow, cached: int, untouched: float, untouched_cached: float, price: Price | None) -> Entry:
@@ -128,17 +147,17 @@ def _cache_share(sessions: Iterable[Iterable[ExchangeRow]], warmth: Warmth) -> f
     for exchanges in sessions:
         before = None
         for row in exchanges:
-            if row.input_tokens is None:
+            if row.input_tokens is None or row.outcome in BESIDE:
                 continue
             reports = reports or row.cached_tokens is not None
-            same = before is not None and before.selection_id == row.selection_id and not before.fell_back
             if (
                 before is not None
-                and same
+                and (before.selection_id, before.model) == (row.selection_id, row.model)
+                and not before.fell_back
                 and before.input_tokens
                 and warmth(row.model, _pause_s(before, row)) > PROBABLY
             ):
-                shares.append(min(1.0, (row.cached_tokens or 0) / before.input_tokens))
+                shares.append(min(1.0, min(row.cached_tokens or 0, row.input_tokens) / before.input_tokens))
             before = row
     return median(shares) if shares and reports else float(reports)
 

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from graphstore.records import ExchangeRow
 from proxy.metrics import Names
-from proxy.telemetry import Signal, common, error_of, first_chunk_s, of_span
+from proxy.telemetry import Signal, common, error_of, first_chunk_s, of_span, span_name
 
 SCOPE = "recap"
 CLOSE_S = 2.0
@@ -116,7 +116,7 @@ class OpenTelemetry:
 
     def _span(self, row: ExchangeRow, upstream: str, ended_at: float) -> None:
         span = self._tracer.start_span(
-            f"chat {row.model}".strip(),
+            span_name(row),
             Context(),
             SpanKind.CLIENT,
             of_span(row, upstream),

@@ -40,6 +40,8 @@ class Savings:
         session without exchanges has none."""
         found: dict[int | None, Parts] = {}
         stamps = exchanges_stamps(reader)
+        for forgotten in set(self._known) - stamps.keys():
+            self._known.pop(forgotten, None)
         for session, stamp in stamps.items() if only is None else [(only, stamps[only])] * (only in stamps):
             known = self._known.get(session)
             if known is None or known[0] != stamp:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from graphstore.records import ExchangeRow
-from proxy.metrics import input_kinds, output_kinds
+from proxy.metrics import NAME_CHARS_MAX, input_kinds, output_kinds
 from proxy.ports import Observer
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,17 @@ def error_of(row: ExchangeRow) -> str | None:
     return row.ending.replace(" ", "_") if row.ending in ("upstream broken", "failed") else None
 
 
+def span_name(row: ExchangeRow) -> str:
+    return f"chat {model_of(row)}".strip()
+
+
+def model_of(row: ExchangeRow) -> str:
+    """Clients make these names up, and thousands of spans may wait for a slow collector."""
+    return row.model[:NAME_CHARS_MAX]
+
+
 def of_span(row: ExchangeRow, upstream: str) -> dict[str, Attribute]:
-    found = common(row, upstream, row.model) | {
+    found = common(row, upstream, model_of(row)) | {
         "gen_ai.request.stream": row.stream,
         "openai.api.type": API_TYPES.get(row.dialect, row.dialect),
         "recap.outcome": row.outcome,

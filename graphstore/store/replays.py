@@ -360,9 +360,8 @@ class ReplayQueue:
             observation_of(replay, any_rule, stale).check()
         observation = observation_of(replay, rule, stale)
         with self._transaction() as db:
-            state = db.scalar(select(replay_jobs.c.state).where(replay_jobs.c.id == job.id))
             observed = last_observed(db, job.session_id)
-            if state != "claimed" or (observed is not None and observed[0] >= job.turn):
+            if not self._is_claimed(db, job) or (observed is not None and observed[0] >= job.turn):
                 return False
             derived_by = db.scalar(select(sessions.c.evidence).where(sessions.c.id == job.session_id))
             if derived_by in ("", rule):
@@ -376,18 +375,17 @@ class ReplayQueue:
             return True
 
     def fail(self, job: ReplayJob, error: str, *, again: bool) -> None:
-        """End a job with its reason, or queue it again while it has attempts left."""
+        """End a claimed job with its reason, or queue it again while it has attempts left."""
         with self._transaction() as db:
-            self._retry(db, job.id, job.attempts if again else ATTEMPTS_MAX, error)
+            if self._is_claimed(db, job):
+                self._retry(db, job.id, job.attempts if again else ATTEMPTS_MAX, error)
 
     def release(self, job: ReplayJob) -> None:
         """Put a claimed job back as if it had never been claimed: the worker stops, or cannot replay at all."""
         with self._transaction() as db:
-            db.execute(
-                update(replay_jobs)
-                .where(replay_jobs.c.id == job.id, replay_jobs.c.state == "claimed")
-                .values(state="queued", attempts=job.attempts - 1)
-            )
+            if self._is_claimed(db, job):
+                again = update(replay_jobs).where(replay_jobs.c.id == job.id)
+                db.execute(again.values(state="queued", attempts=job.attempts - 1))
 
     def rebuild(self, session_id: int, rule: Rule) -> bool:
         """Derive u, edges and stale marks anew from what is stored. False when nothing has been observed."""
@@ -413,6 +411,13 @@ class ReplayQueue:
     def _end(self, db: Connection, ids: list[int], state: str, error: str | None = None) -> None:
         values = {"state": state, "ended_at": self._clock(), "error": error}
         db.execute(update(replay_jobs).where(replay_jobs.c.id.in_(ids)).values(values))
+
+    @staticmethod
+    def _is_claimed(db: Connection, job: ReplayJob) -> bool:
+        """Not so when its session was forgotten meanwhile: another session's job may have its number by then."""
+        c = replay_jobs.c
+        found = db.execute(select(c.state, c.session_id, c.turn).where(c.id == job.id)).first()
+        return found is not None and tuple(found) == ("claimed", job.session_id, job.turn)
 
     def _retry(self, db: Connection, id: int, attempts: int, error: str) -> None:
         if attempts >= ATTEMPTS_MAX:

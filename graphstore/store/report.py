@@ -134,15 +134,21 @@ def latest_answer(reader: Reader, session: SessionRow) -> list[bytes]:
     return [contents[i] for i in ids]
 
 
+def cached_of(row: ExchangeRow) -> int | None:
+    """Input tokens from the cache: no more than there were, whatever the provider says."""
+    if row.cached_tokens is None or row.input_tokens is None:
+        return None
+    return min(row.cached_tokens, row.input_tokens)
+
+
 def summaries(reader: Reader) -> list[SessionSummary]:
     """All sessions, the most recently active first."""
     e = exchanges.c
     latest = func.coalesce(func.max(case((e.outcome.not_in(BESIDE), e.id))), func.max(e.id)).label("latest")
     running = func.max(case((e.ending == "running", e.started_at)))
     answered = func.max(case((e.status < 400, 1), else_=0))
-    query = select(
-        e.session_id, func.count(), func.sum(e.input_tokens), func.sum(e.cached_tokens), latest, running, answered
-    )
+    from_cache = func.sum(func.min(e.cached_tokens, e.input_tokens))  # see `cached_of`
+    query = select(e.session_id, func.count(), func.sum(e.input_tokens), from_cache, latest, running, answered)
     with reader.snapshot() as db:
         sums = {row[0]: row for row in db.execute(query.group_by(e.session_id))}
         rows = among(db, select(exchanges), e.id, (row.latest for row in sums.values()))

@@ -6,6 +6,7 @@ Of several choices only the first is read: agents ask for one.
 from typing import Any
 
 from proxy.dialects.answer import (
+    Members,
     body_error,
     build_answer,
     elements,
@@ -40,7 +41,7 @@ def _read_json(body: bytes) -> Answer:
         text=join_texts([*content_texts(message.get("content")), *content_texts(message.get("refusal"))]),
         complete=bool(message),
         waits_for_result=bool(message.get("tool_calls") or message.get("function_call")),
-        usage=raw.get("usage"),
+        usage=_usage(raw),
         response_id=text_or_none(answer.get("id")),
         error=body_error(answer),
     )
@@ -61,8 +62,7 @@ def _read_stream(events: list[Event]) -> Answer:
         if error is None and event.name == b"error":
             error = error_text(chunk or event.data.decode(errors="replace"))
         response_id = response_id or text_or_none(chunk.get("id"))
-        if chunk.get("usage"):
-            usage = members(event.data).get("usage", usage)
+        usage = _usage(members(event.data)) or usage
         for choice in objects(chunk.get("choices")):
             if choice.get("index", 0) == 0:
                 reply.add(choice.get("delta"))
@@ -76,6 +76,16 @@ def _read_stream(events: list[Event]) -> Answer:
         response_id=response_id,
         error=error,
     )
+
+
+def _usage(raw: Members) -> bytes | None:
+    """An object that counts something: beside the choices, or where Moonshot's and Groq's streams have it."""
+    places = (
+        raw.get("usage", b""),
+        *(members(choice).get("usage", b"") for choice in elements(raw.get("choices", b""))),
+        members(raw.get("x_groq", b"")).get("usage", b""),
+    )
+    return next((place for place in places if members(place)), None)
 
 
 class _Reply:

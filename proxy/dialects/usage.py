@@ -9,7 +9,7 @@ from typing import Any
 from proxy.dialects.base import Usage
 from proxy.dialects.scan import Malformed, read_value
 
-_COUNT_MAX = 2**53
+_COUNT_MAX = 10**9  # tokens: no context of any model comes near it
 
 
 def parse_usage(raw: bytes) -> Usage:
@@ -27,12 +27,16 @@ def parse_usage(raw: bytes) -> Usage:
     total = _first(*_named(usage, ("prompt_tokens", "input_tokens", "promptTokenCount")))
     if total is not None and _counts_cached_apart(usage):
         total += (cached or 0) + (written or 0)
+    output = _first(*_named(usage, ("completion_tokens", "output_tokens")))
+    thoughts = _first(usage.get("thoughtsTokenCount"))
+    if output is None and (said := _first(usage.get("candidatesTokenCount"))) is not None:
+        output = said + (thoughts or 0)  # Gemini counts them apart
     return Usage(
         input=total,
         cached=cached,
         cache_write=written,
-        output=_first(*_named(usage, ("completion_tokens", "output_tokens", "candidatesTokenCount"))),
-        reasoning=_first(outputs.get("reasoning_tokens"), usage.get("thoughtsTokenCount")),
+        output=output,
+        reasoning=_first(outputs.get("reasoning_tokens"), thoughts),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from graphstore.records import ExchangeRow, JobRow, ReplayRow, SessionRow
 from graphstore.store.reader import Reader
 from graphstore.store.replays import worker_runs
-from graphstore.store.report import BESIDE, SessionSummary, Tokens, exchange_tokens, summaries
+from graphstore.store.report import BESIDE, SessionSummary, Tokens, cached_of, exchange_tokens, summaries
 from proxy.attention import why_none
 from proxy.cache_watch import cache_fall
 from proxy.commands.attention import attention_state, replay_line
@@ -61,7 +61,7 @@ def show_session(view: View, session: SessionRow) -> Value:
         session=session,
         exchanges=len(exchanges),
         input_tokens=_sum(row.input_tokens for row in exchanges),
-        cached_tokens=_sum(row.cached_tokens for row in exchanges),
+        cached_tokens=_sum(cached_of(row) for row in exchanges),
         latest=own_of(exchanges)[-1] if exchanges else None,
         running_since=max((row.started_at for row in exchanges if row.ending == "running"), default=None),
         answered=any(row.status is not None and row.status < 400 for row in exchanges),
@@ -150,7 +150,7 @@ def _turns(
                 "tokens_full": account.tokens[last.id].full,
                 "tokens_sent": account.tokens[last.id].sent,
                 "input_tokens": _sum(row.input_tokens for row in rows),
-                "cached_tokens": _sum(row.cached_tokens for row in rows),
+                "cached_tokens": _sum(cached_of(row) for row in rows),
                 "output_tokens": _sum(row.output_tokens for row in rows),
                 "saved_tokens": round(account.total(rows).saved),
                 "selected": any(row.boundary == "cold" and row.selection_id is not None for row in own),

@@ -8,6 +8,7 @@ from proxy.cli import main
 from proxy.holdout import HELD_OUT, draw
 from proxy.sessions import session_name
 from tests.proxy.dialogue import LUNCH_S, SYSTEM, Dialogue, Message, said, turn, user
+from tests.proxy.test_pressure import TOO_LONG
 
 SECRET = b"secret of a test"
 NAMES = [session_name(i, b"scope") for i in range(4000)]
@@ -43,6 +44,22 @@ async def test_a_session_that_is_held_out_is_never_touched_and_every_request_say
     rows = await dialogue.exchanges()
     assert [(row.reason, row.boundary, row.selection_id) for row in rows] == [(HELD_OUT, "none", None)] * 3
     assert [row.arm for row in await dialogue.sessions()] == ["held out"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "idle", "always"])
+async def test_neither_a_full_window_nor_a_refusal_for_length_touches_it(tmp_path: Path, mode: str) -> None:
+    """An agent without the proxy would have failed as well: it is compared with that."""
+    for share in (1.0, 0.0):
+        (folder := tmp_path / str(share)).mkdir()
+        changes = {"holdout": share, "mode": mode, "context_window_tokens": 1000}
+        dialogue = Dialogue(folder, changes=changes)
+        first = await dialogue.send(HISTORY[:-1])
+        second = await dialogue.send([*HISTORY, user("more")], finish=False)
+        assert second.plan.exchange is not None
+        shorter = await second.plan.exchange.shorter(400, [], TOO_LONG)
+        touched = (first.rewritten, second.rewritten, shorter is not None and shorter.body is not None)
+        assert any(touched) == (share == 0.0), "and the others are touched, so that this could fail"
+        await dialogue.close()
 
 
 async def test_the_arm_outlives_restarts_and_changes_of_the_setting(tmp_path: Path) -> None:

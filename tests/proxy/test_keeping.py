@@ -1,6 +1,7 @@
 """Sessions that go while the proxy runs: no request is broken, none of them comes back, no other one notices."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from graphstore.records import SessionRow
 from graphstore.store.archive import open_reader
-from graphstore.store.forget import Forget
+from graphstore.store.forget import Forget, Forgotten, request_forget
 from graphstore.store.verify import verify
 from proxy.commands.verify import recut
 from proxy.conversations import ArchivedConversations
@@ -193,3 +194,23 @@ async def test_room_is_made_and_no_more_than_needed(dialogue: Kept) -> None:
     left = [row.id for row in await dialogue.rows()]
     assert left == list(range(9 - len(left), 9)) and 5 <= len(left) < 8
     assert (dialogue.folder / "recap.db").stat().st_size <= size - 20_000
+
+
+async def test_all_that_was_asked_for_goes_at_once(dialogue: Kept) -> None:
+    """The file is written anew for each removal: once for many sessions, not once for each of them."""
+    for name in ("one", "two", "three"):
+        await compacted(dialogue, {"x-session-id": name})
+    await dialogue.live.flush()
+    asked: list[Forget] = []
+
+    async def counted(what: Forget, *, unless_active_after: float = math.inf) -> Forgotten:
+        asked.append(what)
+        return await dialogue.live.forget(what, unless_active_after=unless_active_after)
+
+    dialogue.live.keeper._remove = counted
+    for id in (1, 3):
+        request_forget(dialogue.settings.db, id, clock=dialogue.clock)
+    await dialogue.live.keeper.obey()
+    await dialogue.live.keeper.obey()
+    assert asked == [Forget(frozenset([1, 3]), thorough=True)]
+    assert [row.id for row in await dialogue.rows()] == [2]

@@ -142,6 +142,71 @@ def test_a_warm_branch_begins_with_what_the_cache_held_of_its_parent() -> None:
     assert alone.untouched_cached == 0
 
 
+def rewritten_and_warm() -> Session:
+    """A cache that serves everything; 1500 of 2000 tokens are left out."""
+    session = Session()
+    session.ask(2000, 2000, 0)
+    session.ask(2000, 2000, 2000)
+    session.ask(2000, 500, 0, sent=500, after_s=IDLE_S)
+    return session
+
+
+def test_a_request_beside_the_session_is_not_what_its_cache_holds() -> None:
+    """A title is asked for in between: the next request would still have found all of the untouched history."""
+    session = rewritten_and_warm()
+    session.ask(50, 50, 7, outcome="side", instructions_id=9)
+    session.ask(2100, 600, 500, sent=600)
+    *_, title, after = session.entries()
+    assert (title.untouched_input, title.untouched_cached) == (50, 7), "nothing was left out of it: it is as it was"
+    assert (after.untouched_input, after.untouched_cached) == (2100, 2000)
+
+
+def test_requests_beside_a_session_say_nothing_of_how_much_its_cache_serves() -> None:
+    session = Session()
+    session.ask(2000, 2000, 0)
+    for _ in range(3):
+        session.ask(2000, 2000, 2000)
+        session.ask(50, 60, 0, outcome="side")
+    session.ask(2000, 500, 0, sent=500)
+    assert session.entries()[-1].untouched_cached == 2000
+
+
+def test_an_answer_without_usage_has_kept_the_cache_warm() -> None:
+    """It was aborted, or its provider says nothing: the pause before the next request begins at its end."""
+    session = rewritten_and_warm()
+    session.ask(2000, None, None, sent=500, after_s=IDLE_S - 60, ending="client gone", status=200)
+    session.ask(2100, 600, 500, sent=600, after_s=IDLE_S - 60)
+    assert session.entries()[-1].untouched_cached == 2000
+
+
+def test_a_refused_request_keeps_no_cache_warm() -> None:
+    session = rewritten_and_warm()
+    session.ask(2000, None, None, sent=500, after_s=IDLE_S - 60, status=429)
+    session.ask(2100, 600, 0, sent=600, after_s=IDLE_S - 60)
+    assert session.entries()[-1].untouched_cached == 0
+
+
+def test_each_model_has_a_cache_of_its_own() -> None:
+    """Another model knows nothing of the history, sent whole or not; the first one still does when it is back."""
+    session = rewritten_and_warm()
+    session.ask(2100, 600, 0, sent=600, model="gpt-other")
+    session.ask(2200, 700, 500, sent=700)
+    *_, other, back = session.entries()
+    assert (other.untouched_cached, back.untouched_cached) == (0, 2000)
+    assert other.untouched_cost is not None and other.cost is not None
+    assert other.untouched_cost - other.cost == pytest.approx(1500 * 10 / MILLION)
+
+
+@pytest.mark.parametrize("changes", [{"outcome": "client compaction"}, {"tools_id": 7}, {"instructions_id": 7}])
+def test_a_cache_that_the_client_broke_itself_is_no_loss_of_ours(changes: dict[str, object]) -> None:
+    """Nothing is left out of what it sends now, and untouched nothing of it would have been cached either."""
+    session = rewritten_and_warm()
+    session.ask(400, 400, 10, **changes)
+    compacted = session.entries()[-1]
+    assert (compacted.untouched_input, compacted.untouched_cached) == (400, 10)
+    assert compacted.cost == compacted.untouched_cost
+
+
 def test_without_cached_counts_nothing_is_taken_to_come_from_a_cache() -> None:
     session = Session()
     session.ask(1000, 1000, None)
@@ -242,6 +307,13 @@ def test_the_rate_is_that_of_whole_requests() -> None:
     session.ask(4000, 400, 0, sent=100)
     assert provider_tokens_per_ours(session.rows, session.tokens) == 1.2
     assert provider_tokens_per_ours(session.rows[2:], session.tokens) == 1.0, "nothing was sent whole: no rate is known"
+
+
+def test_a_request_that_goes_on_from_what_the_provider_keeps_says_nothing_of_the_rate() -> None:
+    session = Session()
+    session.ask(1000, 2000, 0)
+    session.ask(10, 50_000, 0, outcome="opaque")
+    assert provider_tokens_per_ours(session.rows, session.tokens) == 2
 
 
 def test_counts_of_a_provider_that_do_not_add_up_stay_within_what_was_sent() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from graphstore.records import ExchangeRow
 from graphstore.store.archive import open_reader
+from graphstore.store.forget import Forget
 from graphstore.store.reader import Reader
 from graphstore.store.report import Tokens, exchange_tokens
 from proxy import savings
@@ -112,4 +113,27 @@ async def test_requests_of_no_session_are_counted_too(tmp_path: Path) -> None:
         (session,) = reader.list_sessions()
         parts = Savings(dialogue.settings).by_session(reader)
         assert {id: sum(part.values(), Totals()).requests for id, part in parts.items()} == {None: 1, session.id: 1}
+    await dialogue.close()
+
+
+async def test_what_is_remembered_of_a_branch_is_what_a_restart_would_find(tmp_path: Path) -> None:
+    """Its parent is forgotten: what that had sent is no part of the sums any more. Nor is the forgotten one itself."""
+    dialogue = Dialogue(tmp_path)
+    known = Savings(dialogue.settings)
+    whole = {"prompt_tokens": 3000, "cached": 0}
+    await dialogue.send(HISTORY[:-1], headers=HEADERS[0], usage=whole)
+    more = [*HISTORY, user("more")]
+    await dialogue.send(more, headers=HEADERS[0], after_s=LUNCH_S, usage={"prompt_tokens": 450, "cached": 0})
+    branch = {"prompt_tokens": 500, "cached": 400}
+    await dialogue.send([*more, said("ok"), user("on")], headers=HEADERS[1], usage=branch)
+    await dialogue.conversations.flush()
+    with open_reader(dialogue.settings.db) as reader:
+        before = known.by_session(reader)
+        ids = {row.client_id: row.id for row in reader.list_sessions()}
+        assert reader.load_session(ids["two"]).fork_depth is not None  # type: ignore[union-attr]
+        await dialogue.conversations.forget(Forget(frozenset([ids["one"]])))  # type: ignore[attr-defined]
+        after = known.by_session(reader)
+        assert after == Savings(dialogue.settings).by_session(reader)
+        assert after[ids["two"]] != before[ids["two"]]
+        assert set(known._known) == {ids["two"]}
     await dialogue.close()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from proxy import telemetry
-from proxy.telemetry import error_of, of_span, open_telemetry, provider_of, signals
+from proxy.metrics import NAME_CHARS_MAX
+from proxy.telemetry import error_of, of_span, open_telemetry, provider_of, signals, span_name
 from tests.proxy.dialogue import LUNCH_S, user
 from tests.proxy.test_metrics import CANARIES, HISTORY, ROW, SESSION, measured
 
@@ -132,6 +133,13 @@ def test_a_span_says_what_the_conventions_name() -> None:
 def test_errors_are_kinds_and_not_what_an_upstream_wrote(changes: dict[str, Any], error: str | None) -> None:
     row = replace(ROW, error="canary", reason="pass-through: canary", **changes)
     assert error_of(row) == error and "canary" not in repr(of_span(row, BASE))
+
+
+def test_a_name_without_end_is_cut() -> None:
+    """A client's text in thousands of spans that wait for a collector which is away."""
+    row = replace(ROW, model="m" * 1_000_000)
+    assert of_span(row, BASE)["gen_ai.request.model"] == "m" * NAME_CHARS_MAX
+    assert span_name(row) == "chat " + "m" * NAME_CHARS_MAX and span_name(replace(ROW, model="")) == "chat"
 
 
 async def test_one_span_and_the_numbers_of_every_exchange(tmp_path: Path) -> None:

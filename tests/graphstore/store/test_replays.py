@@ -25,6 +25,7 @@ from graphstore.replays import BlockReading, LayerReading, Replay
 from graphstore.store import replays
 from graphstore.store.archive import Archive, open_queue
 from graphstore.store.engine import ArchiveUnavailable
+from graphstore.store.forget import Forget
 from graphstore.store.marks import set_mark
 from graphstore.store.replays import ATTEMPTS_MAX, ReplayQueue
 from graphstore.store.verify import verify
@@ -146,6 +147,28 @@ def test_a_failure_keeps_its_reason_and_may_be_tried_again(archive: Archive) -> 
         assert again is not None and again.attempts == 2
         queue.fail(again, "NaN in the rows; report it", again=False)
     assert archive.reader.count_jobs() == {"failed": 1}
+
+
+@pytest.mark.parametrize("end", ["fail", "release", "finish"])
+def test_a_job_whose_session_was_forgotten_ends_nobody_elses(archive: Archive, end: str) -> None:
+    """SQLite gives its number to the next job; another session's turn must not fail for what it never did."""
+    grown(archive, 1, 2)
+    submit(archive, request(1))
+    with queue_of(archive) as queue:
+        job = queue.claim()
+        assert job is not None
+        archive.writer.forget(Forget(frozenset([1]), thorough=True)).result(DEADLINE_S)
+        submit(archive, replace(request(1, session=2), exchange_id=2))
+        (other,) = archive.reader.load_jobs(2)
+        assert other.id == job.id
+        if end == "fail":
+            queue.fail(job, "its history is gone", again=False)
+        elif end == "release":
+            queue.release(job)
+        else:
+            assert not queue.finish(job, replay_of(DENSITY), {}, "paper")
+        assert archive.reader.load_jobs(2) == [other]
+    assert verify(archive.reader) == []
 
 
 def test_a_released_job_has_lost_no_attempt(archive: Archive) -> None:

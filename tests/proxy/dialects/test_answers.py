@@ -158,6 +158,19 @@ def test_usage_is_read_from_any_chunk_and_the_last_one_wins() -> None:
     assert answer(f"data: {beside}\n\n" + chunks({"content": "b"}, usage="null")).usage.input == 1
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        f'{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop","usage":{USAGE}}}]}}',
+        f'{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop"}}],"x_groq":{{"id":"r","usage":{USAGE}}}}}',
+        f'{{"choices":[],"usage":{USAGE}}}\n\ndata: {{"choices":[],"usage":"none"}}\n\ndata: {{"usage":{{}}}}',
+    ],
+)
+def test_usage_is_found_where_some_streams_have_it(last: str) -> None:
+    told = answer(f"data: {last}\n\n" + chunks({"content": "b"}))
+    assert (told.usage_raw, told.usage.cached) == (USAGE, 4)
+
+
 def test_a_chunk_without_choices_or_with_a_second_choice_changes_nothing() -> None:
     second = '{"choices":[{"index":1,"delta":{"content":"second"}}]}'
     others = "".join(f"data: {line}\n\n" for line in (second, '{"moderation":{}}', "7", "{"))
@@ -330,7 +343,7 @@ def test_an_error_body() -> None:
         ({"prompt_tokens": 10, "prompt_tokens_details": None, "completion_tokens": 0}, Usage(10, None, None, 0)),
         (
             {"promptTokenCount": 10, "cachedContentTokenCount": 6, "candidatesTokenCount": 5, "thoughtsTokenCount": 3},
-            Usage(10, 6, None, 5, 3),
+            Usage(10, 6, None, 8, 3),
         ),
         ({"prompt_tokens": True, "completion_tokens": -1, "input_tokens": "7", "output_tokens": 10**30}, Usage()),
         ([], Usage()),
