@@ -18,9 +18,9 @@ from graphstore.selection import HistoryBlock, Selection, select
 from graphstore.selectors import RECAP, Selector
 from proxy.dialects.base import Dialect, ParsedRequest
 
-IDENTIFIERS_KEPT = 200_000  # of messages, in memory: about 80 bytes each, counted once for each message that has it
+IDENTIFIERS_KEPT = 100_000  # of messages, in memory: about 80 bytes each, counted once for each message that has it
 AGENT_KINDS = frozenset({"tools", "assistant"})
-INDEXED_BLOCKS = 10_000  # blocks of all indexes in memory, 1 to 2 kB each; the newest index stays, however large
+INDEXED_BLOCKS = 5_000  # blocks of all indexes in memory, 1 to 2 kB each; the newest index stays, however large
 
 
 class IdentifierCache:
