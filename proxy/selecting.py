@@ -27,8 +27,8 @@ class IdentifierCache:
     """What is known of message texts by digest: the history is the same at every boundary, but for what came since.
 
     Kept are by session an index of the history that was last selected from, and by message the identifiers of those
-    that were read last, both within bounds: what is gone is read again. Those of calls are not kept: only the finished turn
-    is asked for them.
+    that were read last, both within bounds: what is gone is read again. Those of calls are not kept: only the finished
+    turn is asked for them.
     """
 
     def __init__(self, size: int = IDENTIFIERS_KEPT, blocks: int = INDEXED_BLOCKS) -> None:
