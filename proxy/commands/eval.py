@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.lab.compaction.suite import STUDY as COMPACTION
@@ -11,7 +13,7 @@ from proxy.lab.document import write_into
 from proxy.lab.lic import STUDY as LIC
 from proxy.lab.modes import STUDY as MODES
 from proxy.lab.queries import STUDY as QUERIES
-from proxy.lab.results import page_of, read_results
+from proxy.lab.results import page_of, read_results, unwritable
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
@@ -47,17 +49,30 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.study == "report":
-        if arguments.into is None:
-            print(_report(arguments.out))
-        else:
-            _write_into(arguments.into, arguments.out)
+        with _writing(arguments.out):
+            if arguments.into is None:
+                print(_report(arguments.out))
+            else:
+                _write_into(arguments.into, arguments.out)
         return 0
     study: Study = arguments.chosen
     results = study.run(arguments, settings)
-    page = study.render(results, arguments.out)
-    page_of(results.path).write_text(page, encoding="utf-8")
+    with _writing(arguments.out):
+        page = study.render(results, arguments.out)
+        page_of(results.path).write_text(page, encoding="utf-8")
     print(page)
     return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Pages and plots: what goes wrong with them leaves the results as they are."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritable(Path(error.filename or folder), error) from error
 
 
 def _report(folder: Path) -> str:

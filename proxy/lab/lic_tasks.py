@@ -177,6 +177,7 @@ class _Plain(pickle.Unpickler):
 FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 BEGINNING = re.compile(r"^(?:def |async def |class |import |from |@)", re.MULTILINE)
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+CODE_CHARS_MAX = 1 << 17  # of a block: what is longer is a model that does not end
 LINES_CUT_MAX = 100  # of what follows code that stands in no fence
 
 
@@ -188,6 +189,8 @@ def code_of(answer: str, function: str) -> tuple[str, str] | None:
     away.
     """
     for block in reversed(FENCE.findall(answer)) if "```" in answer else _unfenced(answer):
+        if len(block) > CODE_CHARS_MAX:
+            continue
         try:
             nodes = [node for node in ast.parse(block).body if isinstance(node, KEPT)]
             code = "\n".join(map(ast.unparse, nodes))
