@@ -56,9 +56,13 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 _write_into(arguments.into, arguments.out)
         return 0
     study: Study = arguments.chosen
-    results = study.run(arguments, settings)
+    try:
+        results = study.run(arguments, settings)
+    except KeyboardInterrupt:
+        print("recap: stopped. What is finished is kept: give the same command again to go on", file=sys.stderr)
+        raise
     with _writing(arguments.out):
-        page = study.render(results, arguments.out)
+        page = study.page(results, arguments.out)
         page_of(results.path).write_text(page, encoding="utf-8")
     print(page)
     return 0
@@ -78,7 +82,7 @@ def _writing(folder: Path) -> Iterator[None]:
 def _report(folder: Path) -> str:
     """The pages of all studies that have results, in one."""
     done = [study for study in STUDIES if (folder / f"{study.name}.jsonl").is_file()]
-    return "\n".join(study.render(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)
+    return "\n".join(study.page(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)
 
 
 def _write_into(document: Path, folder: Path) -> None:

@@ -86,15 +86,15 @@ def _records(path: Path, raw: bytes) -> Iterator[Any]:
     if raw.lstrip()[:1] == b"[":
         try:
             yield from json.loads(raw)
-        except ValueError as error:
-            raise LabError(f"{path.name}: no JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise LabError(f"{path.name}: no JSON ({error}); a record has {NEEDED}") from error
         return
     for number, line in enumerate(raw.splitlines(), 1):
         if line.strip():
             try:
                 yield json.loads(line)
-            except ValueError as error:
-                raise LabError(f"{path.name} line {number}: no JSON ({error})") from error
+            except (ValueError, RecursionError) as error:
+                raise LabError(f"{path.name} line {number}: no JSON ({error}); a record has {NEEDED}") from error
 
 
 def _task(where: str, record: dict[str, Any]) -> Task:
@@ -141,7 +141,9 @@ def check(candidate):
 """
 
 
-UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, EOFError, zlib.error, pickle.UnpicklingError)
+UNREADABLE = (
+    LookupError, TypeError, AttributeError, ValueError, EOFError, RecursionError, zlib.error, pickle.UnpicklingError
+)  # fmt: skip
 
 
 def _test_of_cases(where: str, record: dict[str, Any]) -> str:

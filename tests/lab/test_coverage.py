@@ -269,3 +269,15 @@ def test_a_plot_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert main(["eval", "reuse", str(data), "--out", str(out)]) == 1
     assert "reuse-b1-any.svg' cannot be written" in capsys.readouterr().err
     assert len(read_results(out / "reuse.jsonl").rows) == 1
+
+
+def test_who_stops_a_run_is_told_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxy.lab.reuse.measure", stopped)
+    data = write_sessions(tmp_path / "d.jsonl", as_json("one"))
+    assert main(["eval", "reuse", str(data), "--out", str(tmp_path / "out")]) == 130
+    assert "give the same command again to go on" in capsys.readouterr().err

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli import main
+from proxy.commands.eval import STUDIES
 from proxy.lab.errors import LabError
 from proxy.lab.results import is_finished, open_results, page_of, read_results
 
@@ -80,3 +82,11 @@ def test_a_file_that_is_no_result_is_left_alone(tmp_path: Path, text: str) -> No
     with pytest.raises(LabError, match="delete"):
         read_results(path)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("study", [study.name for study in STUDIES])
+def test_results_that_lack_something_are_named(study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / f"{study}.jsonl").write_text('{"about": {"study": "x", "version": "0.0.1", "seed": 0}}\n')
+    assert main(["eval", "report", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{study}.jsonl' lacks '" in said and "of version 0.0.1" in said and "run the study again" in said
