@@ -35,8 +35,8 @@ class Study:
             return self.render(results, folder)
         except KeyError as error:
             raise LabError(
-                f"{str(results.path)!r} lacks {error}: it is damaged, or of version {results.about.get('version')} and not "
-                f"{version('recap-proxy')}; delete it and run the study again"
+                f"{str(results.path)!r} lacks {error}: it is damaged, or of version {results.about.get('version')} and "
+                f"not {version('recap-proxy')}; delete it and run the study again"
             ) from error
 
 
