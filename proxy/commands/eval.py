@@ -1,7 +1,9 @@
 """recap eval: the evaluation lab. Every study writes rows as JSONL, and Markdown and plots made of them."""
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,16 +58,28 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 _write_into(arguments.into, arguments.out)
         return 0
     study: Study = arguments.chosen
-    try:
+    with _stoppable():
         results = study.run(arguments, settings)
-    except KeyboardInterrupt:
-        print("recap: stopped. What is finished is kept: give the same command again to go on", file=sys.stderr)
-        raise
     with _writing(arguments.out):
         page = study.page(results, arguments.out)
         page_of(results.path).write_text(page, encoding="utf-8")
     print(page)
     return 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a run as ^C does: what it made of sessions for itself is removed."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("recap: stopped. What is finished is kept: give the same command again to go on", file=sys.stderr)
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

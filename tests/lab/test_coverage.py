@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 from math import isnan, log
 from pathlib import Path
 from typing import Any
@@ -271,13 +273,18 @@ def test_a_plot_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert len(read_results(out / "reuse.jsonl").rows) == 1
 
 
-def test_who_stops_a_run_is_told_that_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_nothing_and_says_that_it_goes_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("proxy.lab.reuse.measure", stopped)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr("proxy.lab.simulation.measure", stopped)
+    before = signal.getsignal(signal.SIGTERM)
     data = write_sessions(tmp_path / "d.jsonl", as_json("one"))
-    assert main(["eval", "reuse", str(data), "--out", str(tmp_path / "out")]) == 130
+    assert main(["eval", "simulate", str(data), "--out", str(tmp_path / "out")]) == 130
     assert "give the same command again to go on" in capsys.readouterr().err
+    assert not list((tmp_path / "scratch").iterdir()) and signal.getsignal(signal.SIGTERM) == before
