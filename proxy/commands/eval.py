@@ -1,7 +1,11 @@
 """recap eval: the evaluation lab. Every study writes rows as JSONL, and Markdown and plots made of them."""
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.lab.compaction.suite import STUDY as COMPACTION
@@ -11,7 +15,7 @@ from proxy.lab.document import write_into
 from proxy.lab.lic import STUDY as LIC
 from proxy.lab.modes import STUDY as MODES
 from proxy.lab.queries import STUDY as QUERIES
-from proxy.lab.results import page_of, read_results
+from proxy.lab.results import page_of, read_results, unwritable
 from proxy.lab.reuse import STUDY as REUSE
 from proxy.lab.simulation import STUDY as SIMULATE
 from proxy.lab.study import Study
@@ -47,23 +51,52 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.study == "report":
-        if arguments.into is None:
-            print(_report(arguments.out))
-        else:
-            _write_into(arguments.into, arguments.out)
+        with _writing(arguments.out):
+            if arguments.into is None:
+                print(_report(arguments.out))
+            else:
+                _write_into(arguments.into, arguments.out)
         return 0
     study: Study = arguments.chosen
-    results = study.run(arguments, settings)
-    page = study.render(results, arguments.out)
-    page_of(results.path).write_text(page, encoding="utf-8")
+    with _stoppable():
+        results = study.run(arguments, settings)
+    with _writing(arguments.out):
+        page = study.page(results, arguments.out)
+        page_of(results.path).write_text(page, encoding="utf-8")
     print(page)
     return 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a run as ^C does: what it made of sessions for itself is removed."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("recap: stopped. What is finished is kept: give the same command again to go on", file=sys.stderr)
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Pages and plots: what goes wrong with them leaves the results as they are."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritable(Path(error.filename or folder), error) from error
 
 
 def _report(folder: Path) -> str:
     """The pages of all studies that have results, in one."""
     done = [study for study in STUDIES if (folder / f"{study.name}.jsonl").is_file()]
-    return "\n".join(study.render(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)
+    return "\n".join(study.page(read_results(folder / f"{study.name}.jsonl"), folder) for study in done)
 
 
 def _write_into(document: Path, folder: Path) -> None:

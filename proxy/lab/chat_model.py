@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from proxy.dialects.content import content_texts, join_texts
+from proxy.dialects.scan import Malformed, read_value
 from proxy.lab.errors import LabError
 
 Sleep = Callable[[float], Awaitable[object]]
@@ -15,6 +17,8 @@ PAUSES_S = (1.0, 5.0, 20.0)  # before it is asked again
 PAUSE_S_MAX = 120.0  # of what a provider may ask for
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 SHOWN_CHARS = 300
+GO_ON = "What is finished is kept: mend it, and give the same command again to go on"
+TOKENS_MAX = 1 << 40  # of what a provider counts: more is no count
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,7 @@ class ChatModel:
                     break
             if pause is not None:
                 await self._sleep(_pause(response, pause))
-        raise LabError(
-            f"the model {self._sampling.model!r} at {self._url} {problem}. "
-            "What is finished is kept: mend it, and give the same command again to go on"
-        )
+        raise LabError(f"the model {self._sampling.model!r} at {self._url} {problem}. {GO_ON}")
 
 
 def _pause(response: httpx.Response | None, pause: float) -> float:
@@ -85,21 +86,21 @@ def _pause(response: httpx.Response | None, pause: float) -> float:
 
 def _answer(url: str, response: httpx.Response) -> Answer:
     try:
-        body = response.json()
+        body = read_value(response.content)
         choices = body["choices"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (Malformed, KeyError, TypeError) as error:
         raise LabError(
             f"{url} answered with something that is no chat completion: {response.text[:SHOWN_CHARS]!r}; "
-            "check --base-url, which is what an SDK gets (it often ends in /v1)"
+            f"check --base-url, which is what an SDK gets (it often ends in /v1). {GO_ON}"
         ) from error
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
-    text = message.get("content") if isinstance(message, dict) else None
+    text = join_texts(content_texts(message.get("content"))) if isinstance(message, dict) else ""
     usage = body.get("usage")
     given, made = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
-    return Answer(text if isinstance(text, str) else "", given, made)
+    return Answer(text, given, made)
 
 
 def _count(usage: object, name: str) -> int | None:
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else None
+    return count if type(count) is int and 0 <= count <= TOKENS_MAX else None

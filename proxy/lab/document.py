@@ -122,7 +122,7 @@ def write_into(document: Path, folder: Path, studies: Mapping[str, Study]) -> li
 def _part(study: Study, file: Path, beside: Path, images: Path) -> str:
     """Of one run. The plots that its page shows are copied to `images`, seen from the document."""
     with tempfile.TemporaryDirectory() as scratch:
-        page = measured_of(study.render(read_results(file), Path(scratch)))
+        page = measured_of(study.page(read_results(file), Path(scratch)))
         plots = [name for _, name in PLOT.findall(page)]
         if plots:
             (beside / images).mkdir(parents=True, exist_ok=True)

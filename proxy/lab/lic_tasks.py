@@ -86,15 +86,15 @@ def _records(path: Path, raw: bytes) -> Iterator[Any]:
     if raw.lstrip()[:1] == b"[":
         try:
             yield from json.loads(raw)
-        except ValueError as error:
-            raise LabError(f"{path.name}: no JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise LabError(f"{path.name}: no JSON ({error}); a record has {NEEDED}") from error
         return
     for number, line in enumerate(raw.splitlines(), 1):
         if line.strip():
             try:
                 yield json.loads(line)
-            except ValueError as error:
-                raise LabError(f"{path.name} line {number}: no JSON ({error})") from error
+            except (ValueError, RecursionError) as error:
+                raise LabError(f"{path.name} line {number}: no JSON ({error}); a record has {NEEDED}") from error
 
 
 def _task(where: str, record: dict[str, Any]) -> Task:
@@ -141,7 +141,9 @@ def check(candidate):
 """
 
 
-UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, EOFError, zlib.error, pickle.UnpicklingError)
+UNREADABLE = (
+    LookupError, TypeError, AttributeError, ValueError, EOFError, RecursionError, zlib.error, pickle.UnpicklingError
+)  # fmt: skip
 
 
 def _test_of_cases(where: str, record: dict[str, Any]) -> str:
@@ -177,6 +179,7 @@ class _Plain(pickle.Unpickler):
 FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 BEGINNING = re.compile(r"^(?:def |async def |class |import |from |@)", re.MULTILINE)
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+CODE_CHARS_MAX = 1 << 17  # of a block: what is longer is a model that does not end
 LINES_CUT_MAX = 100  # of what follows code that stands in no fence
 
 
@@ -188,6 +191,8 @@ def code_of(answer: str, function: str) -> tuple[str, str] | None:
     away.
     """
     for block in reversed(FENCE.findall(answer)) if "```" in answer else _unfenced(answer):
+        if len(block) > CODE_CHARS_MAX:
+            continue
         try:
             nodes = [node for node in ast.parse(block).body if isinstance(node, KEPT)]
             code = "\n".join(map(ast.unparse, nodes))

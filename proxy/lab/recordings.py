@@ -2,7 +2,7 @@
 
 Reads JSONL with one session a line: `{"id": ..., "messages": [chat messages], "turn_starts": [indexes]}`. `turn_starts`
 may be missing: then each run of user messages begins a turn. Also what `recap export` wrote: a message a line is one
-session.
+session. What has another form is refused whole: a study that passed over it would say something else than it seems to.
 """
 
 import hashlib
@@ -11,15 +11,60 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
+
+import msgspec
 
 from graphstore.blocks import Block, cut_blocks
 from proxy.dialects.base import ParsedRequest
 from proxy.dialects.chat import ChatDialect
+from proxy.dialects.scan import Malformed, read_value
 from proxy.lab.errors import LabError
 
 CHAT = ChatDialect()
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+FORM = 'a session a line, {"id", "messages", "turn_starts"} with chat completion messages, or what `recap export` wrote'
+
+# -- the form ----------------------------------------------------------------------------------------------------------
+
+
+class _Part(msgspec.Struct):
+    type: Literal["text", "image_url", "input_audio", "file", "refusal"]
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "text" and self.text is None:
+            raise ValueError("a part of type `text` has no text")
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Named | None = None
+    custom: _Named | None = None
+
+    def __post_init__(self) -> None:
+        if self.function is None and self.custom is None:
+            raise ValueError("a call names no function")
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    function_call: None = None  # of an older form, which has no ids
+
+
+class _Session(msgspec.Struct):
+    messages: list[_Message]
+    id: str | int | None = None
+    turn_starts: list[int] | None = None
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,61 +132,75 @@ class Data:
 def read_recordings(paths: Sequence[Path]) -> Data:
     """Raises `LabError` naming file, line and what is wrong with it."""
     found: list[Recording] = []
-    files = []
+    files: dict[str, str] = {}
     for path in paths:
         try:
             raw = path.read_bytes()
         except OSError as error:
             raise LabError(f"{str(path)!r} cannot be read: {error.strerror}; name a JSONL file of sessions") from error
-        files.append((path.name, hashlib.sha256(raw).hexdigest()[:16]))
+        if path.name in files:
+            raise LabError(f"two files are named {path.name!r}, and results know them by name: name it once, or rename")
+        files[path.name] = hashlib.sha256(raw).hexdigest()[:16]
         found += _read(path, raw)
     if not found:
-        raise LabError(f"there is no session in {', '.join(repr(str(path)) for path in paths) or 'no file'}")
-    return Data(tuple(found), tuple(files))
+        raise LabError(f"there is no session in {', '.join(repr(str(path)) for path in paths)}; give {FORM}")
+    return Data(tuple(found), tuple(files.items()))
 
 
 def _read(path: Path, raw: bytes) -> Iterator[Recording]:
     rows: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(raw.splitlines(), 1):
+    for number, line in enumerate(_text(path, raw).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise LabError(f"{path.name} line {number}: no JSON ({error})") from error
+            value = read_value(line.encode())
+        except Malformed as error:
+            raise LabError(f"{path.name} line {number}: no JSON ({error}); give {FORM}") from error
         if not isinstance(value, dict):
-            raise LabError(f"{path.name} line {number}: {type(value).__name__} instead of an object")
+            raise LabError(f"{path.name} line {number}: {type(value).__name__} instead of an object; give {FORM}")
         rows.append((number, value))
     if rows and all("role" in value and "messages" not in value for _, value in rows):
-        yield _recording(path, 1, {"id": path.stem, "messages": [value for _, value in rows]})
+        session = {"id": path.stem, "messages": [value for _, value in rows]}
+        yield _recording(f"{path.name} (a message a line, the first is 0)", session, path.stem)
         return
     for number, value in rows:
-        yield _recording(path, number, value)
+        yield _recording(f"{path.name} line {number}", value, f"{path.stem}:{number}")
 
 
-def _recording(path: Path, number: int, value: dict[str, Any]) -> Recording:
-    where = f"{path.name} line {number}"
+def _text(path: Path, raw: bytes) -> str:
+    """In UTF-8, or in what a byte order mark or the first bytes say."""
+    try:
+        return raw.decode(json.detect_encoding(raw))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise LabError(
+            f"{path.name} line {line}: no text in UTF-8; unpack it if it is packed, and give {FORM}"
+        ) from error
+
+
+def _recording(where: str, value: dict[str, Any], name: str) -> Recording:
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         known = ", ".join(sorted(value)[:8])
-        raise LabError(f'{where}: unknown format (keys: {known}); a session is {{"id", "messages", "turn_starts"}}')
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            role = message.get("role") if isinstance(message, dict) else message
-            raise LabError(f"{where}: message {index} has the role {role!r}; known are {', '.join(sorted(ROLES))}")
-    _check_pairs(where, messages)
-    starts = value.get("turn_starts")
+        raise LabError(f"{where}: unknown format (keys: {known}); give {FORM}")
+    try:
+        session = msgspec.convert(value, _Session)
+    except msgspec.ValidationError as error:
+        raise LabError(f"{where}: {error}; give {FORM}") from error
+    _check_pairs(where, session.messages)
+    starts = session.turn_starts
     if starts is None:
-        starts = user_turns([message["role"] for message in messages])
-    is_ascending = (
-        isinstance(starts, list) and all(isinstance(i, int) for i in starts) and starts == sorted(set(starts))
-    )
-    if not is_ascending or not starts or not 0 <= starts[0] <= starts[-1] < len(messages):
+        starts = user_turns([message.role for message in session.messages])
+        if not starts:
+            raise LabError(f"{where}: no message of a user; a session begins with one, after its instructions")
+    known_starts = [i for i in starts if 0 <= i < len(messages) and session.messages[i].role == "user"]
+    if not starts or known_starts != starts or starts != sorted(set(starts)):
         raise LabError(
-            f"{where}: turn_starts {str(starts)[:60]} are no ascending indexes of its {len(messages)} messages"
+            f"{where}: turn_starts {str(starts)[:60]} are no ascending indexes of user messages among its "
+            f"{len(messages)}; put them right, or leave them out"
         )
     encoded = tuple(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() for message in messages)
-    return Recording(str(value.get("id", f"{path.stem}:{number}")), encoded, tuple(starts))
+    return Recording(name if session.id is None else str(session.id), encoded, tuple(starts))
 
 
 def user_turns(roles: Sequence[str]) -> list[int]:
@@ -149,18 +208,25 @@ def user_turns(roles: Sequence[str]) -> list[int]:
     return [i for i, role in enumerate(roles) if role == "user" and (i == 0 or roles[i - 1] != "user")]
 
 
-def _check_pairs(where: str, messages: Sequence[dict[str, Any]]) -> None:
-    """Every call has its result before the next turn of the agent, and every result a call."""
-    open_calls: set[str] = set()
+def _check_pairs(where: str, messages: Sequence[_Message]) -> None:
+    """Every call has its result, and every result a call, before anybody but the agent and its tools speaks."""
+    open_calls: dict[str, int] = {}  # id -> index of its message
+
+    def refuse(index: int, what: str) -> NoReturn:
+        raise LabError(f"{where}: message {index} {what}; complete the pair, or leave both out")
+
     for index, message in enumerate(messages):
-        if message["role"] == "tool":
-            answered = str(message.get("tool_call_id"))
+        if message.role == "tool":
+            answered = message.tool_call_id
             if answered not in open_calls:
-                raise LabError(f"{where}: message {index} is the result of {answered!r}, which nothing calls before it")
-            open_calls.discard(answered)
+                refuse(index, f"is the result of {answered!r}, which nothing calls before it")
+            del open_calls[answered]
             continue
-        if open_calls:
-            raise LabError(f"{where}: message {index} comes before the result of {sorted(open_calls)[0]!r}")
-        open_calls = {str(call.get("id")) for call in message.get("tool_calls") or () if isinstance(call, dict)}
-    if open_calls:
-        raise LabError(f"{where}: it ends without the result of {sorted(open_calls)[0]!r}")
+        if open_calls and message.role != "assistant":
+            refuse(index, f"comes before the result of {next(iter(open_calls))!r}")
+        for call in message.tool_calls or () if message.role == "assistant" else ():
+            if call.id in open_calls:
+                refuse(index, f"calls {call.id!r}, which waits for its result already")
+            open_calls[call.id] = index
+    for name, index in open_calls.items():
+        refuse(index, f"calls {name!r}, and the session ends without the result")

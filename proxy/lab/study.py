@@ -29,6 +29,16 @@ class Study:
     run: Callable[[argparse.Namespace, Settings], Results]
     render: Callable[[Results, Path], str]
 
+    def page(self, results: Results, folder: Path) -> str:
+        """What `render` makes. Raises `LabError`: another version wrote the results, and they lack something."""
+        try:
+            return self.render(results, folder)
+        except KeyError as error:
+            raise LabError(
+                f"{str(results.path)!r} lacks {error}: it is damaged, or of version {results.about.get('version')} and "
+                f"not {version('recap-proxy')}; delete it and run the study again"
+            ) from error
+
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Arguments of a study over recorded sessions."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from proxy.lab.results import read_results
 from proxy.settings import Settings
 from tests.fakes.model_script import Step
 from tests.fakes.provider_rules import Units
-from tests.fakes.scripted_upstream import Received, ScriptedUpstream
+from tests.fakes.scripted_upstream import Fault, Received, ScriptedUpstream
 from tests.fakes.wire_answers import Reply, ToolForm
 
 
@@ -291,7 +292,21 @@ def test_a_model_is_asked_with_everything_and_as_sent(tmp_path: Path, capsys: py
     full, bare = rows[action, "full"], rows[action, "user-messages"]
     assert (full["passed"], full["same_line"], bare["passed"], bare["same_line"]) == (3, 3, 3, 0)
     assert full["tokens_full"] and full["tokens_sent"] > 5 * bare["tokens_sent"] and not bare["cut"]
+    assert bare["tokens_full"] == full["tokens_full"], "the baseline that each is compared with"
     assert "| user-messages | 0/3 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("message", [{"content": None}, {"content": " \n"}, {"content": None, "tool_calls": []}])
+def test_a_model_that_says_nothing_agrees_with_nobody(
+    tmp_path: Path, message: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = json.dumps({"choices": [{"message": {"role": "assistant", **message}}], "usage": {"prompt_tokens": -1}})
+    with Clerk() as model:
+        model.inject(*[Fault(body=body.encode())] * 40)
+        chosen = ["--family", "differential", "--selector", "full", "--trials", "1"]
+        assert main(command(tmp_path, *chosen, "--base-url", model.base_url, "--model", "m")) == 0
+    assert {row["passed"] for row in rows_of(tmp_path)} == {0}
+    assert "| full | 0/3 | – | – | – |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

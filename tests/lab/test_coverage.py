@@ -1,6 +1,9 @@
 """Coverage by hand-made sessions whose numbers can be had on paper, and the study as a command."""
 
+import gzip
 import json
+import os
+import signal
 from math import isnan, log
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 
 from proxy.cli import main
 from proxy.lab.coverage import SIGNALS, Transition, coverage, pack, read_identifiers, transitions
+from proxy.lab.errors import LabError
 from proxy.lab.recordings import Recording, read_recordings
-from proxy.lab.results import open_results
+from proxy.lab.results import open_results, read_results
 from proxy.lab.statistics import paired_difference
 from proxy.lab.units import Granularity, units_of
 from tests.proxy.dialogue import Message, read, said, user
@@ -171,26 +175,43 @@ def test_another_run_is_never_continued(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds another run" in said and "files" in said and "--out" in said
 
 
+CALL = b'{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}'
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", "there is no session"),
-        ("{", "line 1: no JSON"),
-        ("[1]", "line 1: list instead of an object"),
-        ('{"turns": []}', "unknown format (keys: turns)"),
-        ('{"messages": [{"role": "robot"}]}', "message 0 has the role 'robot'"),
-        ('{"messages": [{"role": "tool", "tool_call_id": "x"}]}', "result of 'x', which nothing calls"),
-        (
-            '{"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}, {"role": "user", "content": "a"}]}',
-            "before the result of 'c'",
-        ),
-        ('{"messages": [{"role": "user", "content": "a"}], "turn_starts": [4]}', "turn_starts [4]"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "turn_starts []"),
+        (b"", "there is no session"),
+        (b"{", "line 1: no JSON"),
+        (b"[1]", "line 1: list instead of an object"),
+        (gzip.compress(b"{}"), "line 1: no text in UTF-8; unpack it"),
+        (b'{"messages": ' + b"[" * 10_000, "line 1: no JSON"),
+        (b'{"turns": []}', "unknown format (keys: turns)"),
+        (b'{"id": {}, "messages": [{"role": "user"}]}', "`$.id`"),
+        (b'{"messages": [{"role": "robot"}]}', "'robot' - at `$.messages[0].role`"),
+        (b'{"messages": [{"role": ["user"]}]}', "`$.messages[0].role`"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "`$.messages[0].content`"),
+        (b'{"messages": [{"role": "user", "content": NaN}]}', "line 1: no JSON"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}', "'input_text'"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "`text` has no text"),
+        (b'{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x"}]}]}', "'tool_use'"),
+        (b'{"messages": [{"role": "assistant", "tool_calls": 5}]}', "`$.messages[0].tool_calls`"),
+        (b'{"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}', "a call names no function"),
+        (b'{"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}', "function_call`"),
+        (b'{"messages": [{"role": "tool", "tool_call_id": "x"}]}', "result of 'x', which nothing calls"),
+        (b'{"messages": [{"role": "tool"}]}', "result of None, which nothing calls"),
+        (b'{"messages": [%s, {"role": "user", "content": "a"}]}' % CALL, "before the result of 'c'"),
+        (b'{"messages": [%s]}' % CALL, "calls 'c', and the session ends without the result"),
+        (b'{"messages": [%s, %s]}' % (CALL, CALL), "message 1 calls 'c', which waits for its result already"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "turn_starts": [4]}', "turn_starts [4]"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "turn_starts": [false]}', "`$.turn_starts[0]`"),
+        (b'{"messages": [{"role": "user"}, {"role": "assistant"}], "turn_starts": [1]}', "turn_starts [1]"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "no message of a user"),
     ],
 )
-def test_bad_data_is_named(tmp_path: Path, text: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_is_named(tmp_path: Path, text: bytes, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(text + "\n")
+    path.write_bytes(text + b"\n")
     assert main(["eval", "reuse", str(path), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert wanted in said and "bad.jsonl" in said and "Traceback" not in said
@@ -208,3 +229,62 @@ def test_an_export_is_a_session(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(SESSION.messages) + b"\n")
     (found,) = read_recordings([path]).recordings
     assert (found.id, found.turn_starts) == ("export", (0, 4, 8))
+
+
+def test_calls_of_the_other_dialect_stand_in_messages_of_their_own(tmp_path: Path) -> None:
+    """As `recap export` writes two calls of a turn: both are made before the first result."""
+    calls = [{"role": "assistant", "content": "", "tool_calls": [call_of(name)]} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "ba"]
+    data = write_sessions(tmp_path / "d.jsonl", {"messages": [user("go"), *calls, *results, said("done")]})
+    (found,) = read_recordings([data]).recordings
+    assert [block.messages for block in found.blocks] == [(0,), (1, 2, 3, 4), (5,)]
+
+
+def call_of(name: str) -> dict[str, Any]:
+    return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_says_how_a_file_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps(as_json(name), ensure_ascii=False) + "\n" for name in ("one", "zwö")), encoding=encoding
+    )
+    assert [found.id for found in read_recordings([tmp_path / "d.jsonl"]).recordings] == ["one", "zwö"]
+
+
+def test_half_a_surrogate_pair_reads_as_the_proxy_reads_it(tmp_path: Path) -> None:
+    session = {"id": "\ud800", "messages": [{"role": "user", "content": "a \udc80"}]}
+    (found,) = read_recordings([write_sessions(tmp_path / "d.jsonl", session)]).recordings
+    assert (found.id, found.texts) == ("\ufffd", ("a \ufffd",))
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = [write_sessions(folder / "d.jsonl", as_json("one")) for folder in (tmp_path, tmp_path / "other")]
+    with pytest.raises(LabError, match="two files are named 'd.jsonl'"):
+        read_recordings(files)
+
+
+def test_a_plot_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write_sessions(tmp_path / "d.jsonl", as_json("one")), tmp_path / "out"
+    (out / "reuse-b1-any.svg").mkdir(parents=True)
+    assert main(["eval", "reuse", str(data), "--out", str(out)]) == 1
+    assert "reuse-b1-any.svg' cannot be written" in capsys.readouterr().err
+    assert len(read_results(out / "reuse.jsonl").rows) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_nothing_and_says_that_it_goes_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr("proxy.lab.simulation.measure", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    data = write_sessions(tmp_path / "d.jsonl", as_json("one"))
+    assert main(["eval", "simulate", str(data), "--out", str(tmp_path / "out")]) == 130
+    assert "give the same command again to go on" in capsys.readouterr().err
+    assert not list((tmp_path / "scratch").iterdir()) and signal.getsignal(signal.SIGTERM) == before

@@ -360,6 +360,26 @@ def test_a_replay_that_nobody_can_make_is_said(
     assert "turns cannot be replayed: the setting attention is off" in capsys.readouterr().err
 
 
+def test_an_answer_without_end_is_no_code() -> None:
+    """Reading megabytes as Python would take minutes."""
+    assert code_of("```python\ndef f(x): return 1\n" + "x = 1\n" * 30_000 + "```", "f") is None
+
+
+def test_what_the_code_says_is_written_whatever_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "tasks.jsonl", record())
+    code = "```python\ndef double(x): raise ValueError('\\ud800')\n```"
+    with Programmer(lambda messages: code) as model:
+        assert main(arguments(model, tmp_path, "--selectors", "full", "--conversations", "1")) == 0
+    assert rows_of(tmp_path)[0]["detail"] == "RuntimeError: ValueError: ?"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "{"])
+def test_a_file_of_tasks_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(LabError, match=r"t.json.*no JSON.*a record has task_id"):
+        read_tasks(tmp_path / "t.json")
+
+
 # -- asking, counting --------------------------------------------------------------------------------------------------
 
 DONE = {"choices": [{"message": {"role": "assistant", "content": "yes"}}], "usage": {"prompt_tokens": 9}}
@@ -397,6 +417,22 @@ async def test_an_answer_that_says_nothing_is_empty(choices: Any) -> None:
     assert await ask(iter([httpx.Response(200, json={"choices": choices})]), []) == ""
 
 
+async def test_an_answer_is_read_as_the_proxy_reads_it() -> None:
+    """Parts of text, and halves of surrogate pairs, which could never be sent back."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for content, text in ((parts, "a\nb"), ("\ud800!", "\ufffd!")):
+        answer = httpx.Response(200, text=json.dumps({"choices": [{"message": {"content": content}}]}))
+        assert await ask(iter([answer]), []) == text
+
+
+@pytest.mark.parametrize("count", [-1, True, "9", 10**40, 1.5, None])
+async def test_what_is_no_count_of_tokens_is_none(count: Any) -> None:
+    answer = httpx.Response(200, json={**DONE, "usage": {"prompt_tokens": count}})
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda request: answer)) as client:
+        model = ChatModel(client, "http://m/v1/chat/completions", Sampling("m", 1.0, None))
+        assert (await model.ask([], "s")).prompt_tokens is None
+
+
 async def test_errors_that_stay_end_the_run() -> None:
     waited: list[float] = []
     with pytest.raises(LabError, match="did not answer"):
@@ -406,6 +442,8 @@ async def test_errors_that_stay_end_the_run() -> None:
         await ask(iter([httpx.Response(404, text="no such model")]), [])
     with pytest.raises(LabError, match="no chat completion.*--base-url"):
         await ask(iter([httpx.Response(200, text="<html>")]), [])
+    with pytest.raises(LabError, match="no chat completion.*same command again"):
+        await ask(iter([httpx.Response(200, text='{"choices":' + "[" * 10_000)]), [])
 
 
 def row(repeat: int, solved: bool, tokens: list[int | None], task: str = "a") -> Record:

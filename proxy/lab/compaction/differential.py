@@ -34,7 +34,8 @@ TRIALS = 2
 SHOWN = 60  # characters of an answer in a sentence
 CUT_SHARE = 0.5  # a server that counts fewer of our tokens has cut the prompt
 
-Ask = Callable[[str], Awaitable[tuple[str, int | None]]]  # prompt -> what the model says, tokens by its count
+Said = tuple[str, int | None]  # what the model says, tokens of the prompt by its count
+Ask = Callable[[str], Awaitable[Said]]
 
 
 def cases(seed: int, ask: Ask, histories: Sequence[History], trials: int) -> list[Case]:
@@ -59,12 +60,13 @@ class Baseline:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self._known: dict[tuple[int, int], str] = {}
+        self._known: dict[tuple[int, int], Said] = {}
 
     async def said(self, prompt: str, turn: int, trial: int, tally: Tally) -> str:
+        """Its tokens count for each selector, so that every row has the baseline that it is compared with."""
         if (turn, trial) not in self._known:
-            self._known[turn, trial] = await _said(self.ask, prompt, tally, "full")
-        return self._known[turn, trial]
+            self._known[turn, trial] = await self.ask(prompt)
+        return _noted(self._known[turn, trial], prompt, tally, "full")
 
 
 async def _actions(baseline: Baseline, lab: Lab, selector: Selector, *, history: History, trials: int) -> Tally:
@@ -74,10 +76,11 @@ async def _actions(baseline: Baseline, lab: Lab, selector: Selector, *, history:
         full, sent = await _prompts(lab, selector, history.upto(turn), request, ACTION, tally)
         for trial in range(trials):
             expected = await baseline.said(full, turn, trial, tally)
-            found = await _said(baseline.ask, sent, tally, "sent")
+            found = _noted(await baseline.ask(sent), sent, tally, "sent")
             why = f"turn {turn + 1}: with everything {line_of(expected)[:SHOWN]!r}, as sent {line_of(found)[:SHOWN]!r}"
-            tally.result(tool_of(found) == tool_of(expected), why)
-            tally.values["same_line"] += line_of(found) == line_of(expected)
+            is_said = line_of(expected) != ""  # who says nothing agrees with nobody
+            tally.result(is_said and tool_of(found) == tool_of(expected), why)
+            tally.values["same_line"] += is_said and line_of(found) == line_of(expected)
     return tally
 
 
@@ -93,7 +96,7 @@ async def _fact(
     else:
         _, prompt = await _prompts(lab, selector, history, [request], FACT, tally)
     for _ in range(trials):
-        found = await _said(ask, prompt, tally, "sent")
+        found = _noted(await ask(prompt), prompt, tally, "sent")
         why = f"{needle.answer or 'unknown'!r} is right, it said {line_of(found)[:SHOWN]!r}"
         tally.result(is_right(found, needle.answer), why)
     return tally
@@ -110,9 +113,9 @@ async def _prompts(
     return full, sent
 
 
-async def _said(ask: Ask, prompt: str, tally: Tally, kind: str) -> str:
+def _noted(said: Said, prompt: str, tally: Tally, kind: str) -> str:
     """Notes what the provider counted, and whether it counted so little that it must have cut the prompt."""
-    text, tokens = await ask(prompt)
+    text, tokens = said
     if tokens is not None:
         tally.values[f"tokens_{kind}"] = tally.values.get(f"tokens_{kind}", 0) + tokens
         tally.values["cut"] = tally.values.get("cut", 0) + (tokens < CUT_SHARE * count_tokens(prompt))

@@ -81,10 +81,16 @@ def _answers(rows: list[Row]) -> str:
     for name, own in _by_selector(rows).items():
         acted = [row for row in own if "same_line" in row]
         same, asked = sum(row["same_line"] for row in acted), sum(row["trials"] for row in acted)
-        counts = (sum(row.get(key, 0) for row in own) for key in ("tokens_sent", "tokens_full", "cut"))
+        counts = (_counted(own, key) for key in ("tokens_sent", "tokens_full", "cut"))
         table.append([name, f"{same}/{asked}", *counts])
     header = ["selector", "same line", "prompt tokens", "of the baseline", "prompts that the server cut"]
     return markdown_table(header, table)
+
+
+def _counted(rows: list[Row], key: str) -> int | None:
+    """None: the provider counted nothing."""
+    counts = [row[key] for row in rows if key in row]
+    return sum(counts) if counts else None
 
 
 def _plot(rows: list[Row], folder: Path) -> str:
