@@ -62,7 +62,8 @@ def _read_stream(events: list[Event]) -> Answer:
         if error is None and event.name == b"error":
             error = error_text(chunk or event.data.decode(errors="replace"))
         response_id = response_id or text_or_none(chunk.get("id"))
-        usage = _usage(members(event.data)) or usage
+        if b'"usage"' in event.data:
+            usage = _usage(members(event.data)) or usage
         for choice in objects(chunk.get("choices")):
             if choice.get("index", 0) == 0:
                 reply.add(choice.get("delta"))
