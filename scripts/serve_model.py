@@ -36,7 +36,9 @@ def answer(
     ).to(model.device)
     temperature = float(body.get("temperature", 1.0))
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    prompt_tokens = inputs["input_ids"].shape[1]
+    prompt_tokens, window = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+    if window is not None and prompt_tokens > window:
+        raise ValueError(f"the prompt has {prompt_tokens} tokens, and the maximum context length is {window}")
     with torch.inference_mode():
         tokens = model.generate(**inputs, max_new_tokens=int(body.get("max_tokens") or MAX_TOKENS), **sampling)
     own = tokens[0, prompt_tokens:]

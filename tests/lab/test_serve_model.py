@@ -18,6 +18,8 @@ async def ask(url):
     async with httpx.AsyncClient(timeout=None) as client:
         refused = await client.post(url, json={"messages": "none"})
         assert refused.status_code == 400 and refused.json()["error"]["message"], refused.text
+        long = await client.post(url, json={"messages": [{"role": "user", "content": "word " * 9000}]})
+        assert long.status_code == 400 and "maximum context length is 8192" in long.text, long.text
         model = ChatModel(client, url, Sampling("small", 0.0, 3))
         given = await model.ask([{"role": "user", "content": "Say yes."}], "a")
         assert given.text and given.prompt_tokens > 3 and 0 < given.completion_tokens <= 3, given
