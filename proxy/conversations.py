@@ -319,6 +319,10 @@ class ArchivedConversations:
         """See `ports.Exchange.may_be_shortened`."""
         return self._planner.can_shorten(draft)
 
+    def may_be_too_long(self, draft: Draft) -> bool:
+        """See `ports.Exchange.may_be_too_long`."""
+        return self._planner.may_be_too_long(draft)
+
     async def _shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
         async with self._turn:
             began = time.perf_counter()
@@ -504,6 +508,9 @@ class _Exchange:
     def may_be_shortened(self) -> bool:
         self._is_watched = self.draft is not None and self._owner.can_shorten(self.draft)
         return self._is_watched
+
+    def may_be_too_long(self) -> bool:
+        return self.draft is not None and self._owner.may_be_too_long(self.draft)
 
     def begun(self) -> None:
         self.draft = None

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 DURABLE_DEADLINE_S = 5.0  # a decision that is not on disk by then is not taken
 SETTLE_DEADLINE_S = 0.5  # for the rare look at an old message that may still be on its way to the disk
 NOTICE_MARK = b"notice"
+LARGE_TOKENS = 64_000  # half of the smallest window that models of coding agents have
 OPENINGS_READ = 64  # turns of a session by which its next ones are judged
 
 Clock = Callable[[], float]
@@ -323,6 +324,19 @@ class Planner:
         gone = _positions(draft.ordinals, draft.found.session.left_out if draft.body else ())
         return decide_again(draft.facts, self._policy, "").select and bool(_expendable(draft.cut) - gone)
 
+    def may_be_too_long(self, draft: Draft) -> bool:
+        """Whether what is sent fills half of the window, or is large for a model whose window is not known."""
+        if draft.found is None or draft.incoming is None:
+            return False
+        window = self._policy_for(draft.incoming).context_window_tokens
+        return self._sent_chars(draft) >= CHARS_PER_TOKEN * (window // 2 or LARGE_TOKENS)
+
+    @staticmethod
+    def _sent_chars(draft: Draft) -> int:
+        assert draft.found is not None and draft.incoming is not None
+        gone = _positions(draft.ordinals, draft.found.session.left_out if draft.body else ())
+        return _cost(draft.incoming.parsed, draft.cut, gone)
+
     def shorten(self, draft: Draft, status: int, overflow: Overflow) -> Shortened | None:
         """Select anew for a request that was refused for its length. None, with nothing changed: no shorter one can be
         sent, or its session has moved on. Touches the disk.
@@ -333,7 +347,7 @@ class Planner:
         session = found.session
         if session.chain is not incoming.chain or session.forgotten:
             return None
-        sent = _cost(incoming.parsed, draft.cut, _positions(draft.ordinals, session.left_out if draft.body else ()))
+        sent = self._sent_chars(draft)
         self._windows.learn(incoming.upstream, incoming.parsed.model, overflow, sent // CHARS_PER_TOKEN)
         failure = self._archive.writer.failure
         facts = replace(draft.facts, archive_trouble=str(failure) if failure is not None else None)

@@ -43,6 +43,9 @@ class Exchange(Protocol):
     def may_be_shortened(self) -> bool:
         """A shorter request could be sent: it pays to look at how an answer begins. Then call `begun` or `shorter`."""
 
+    def may_be_too_long(self) -> bool:
+        """The request is so large that a refusal may come: events that say nothing yet are worth holding back."""
+
     def begun(self) -> None:
         """The answer is one: it is no refusal for the request's length."""
 

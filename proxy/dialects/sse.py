@@ -54,11 +54,6 @@ class EventDecoder:
         return [*self._end_line(), *self._end_event()]
 
     @property
-    def is_between(self) -> bool:
-        """No event has begun that is not complete."""
-        return not (self._line_bytes or self._name or self._data)
-
-    @property
     def _is_oversized(self) -> bool:
         return self._event_bytes > self._event_bytes_max
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from graphstore.records import Ending
 from proxy.connection import ClientConnection
-from proxy.dialects.opening import Opening, spoken
+from proxy.dialects.opening import Opening
 from proxy.errors import ClientGone, UpstreamError, render_error
 from proxy.headers import response_headers, value_of
 from proxy.overflow import IN_ANSWER, STATUSES
@@ -180,6 +180,11 @@ class _Again:
             return not value_of(answer.headers, b"content-encoding") and self._exchange.may_be_shortened()
         return False
 
+    def is_likely(self) -> bool:
+        with _contained():
+            return self._exchange.may_be_too_long()
+        return False
+
     def begun(self) -> None:
         with _contained():
             self._exchange.begun()
@@ -230,7 +235,7 @@ class _Watched:
         self.starts_at_once = not value_of(first.headers, b"content-length")
         self._first = first
         self._again = again
-        self._opening = Opening(keeps_all=not self.starts_at_once)
+        self._opening = Opening(keeps_all=not self.starts_at_once, holds=again.is_likely())
         self._second: _Held | None = None
 
     @property
@@ -255,8 +260,6 @@ class _Watched:
                 async for chunk in chunks:
                     yield chunk
         if self._second is not None:
-            if self._opening.has_begun:
-                self._second.beginning = spoken(self._second.beginning)
             async for chunk in self._second.chunks():
                 yield chunk
 

@@ -32,6 +32,9 @@ class RecordedExchange:
     def may_be_shortened(self) -> bool:
         return self.shortened is not None
 
+    def may_be_too_long(self) -> bool:
+        return self.shortened is not None
+
     def begun(self) -> None:
         self.begins += 1
 

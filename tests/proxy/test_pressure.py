@@ -9,11 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
+from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from graphstore.store.archive import open_reader
 from proxy.conversations import open_conversations
 from proxy.dialects.base import DialectName
-from proxy.dialects.sse import decode_events
 from proxy.overflow import Overflow, Windows, overflow_of
 from proxy.ports import Plan, Shorter
 from proxy.settings import Settings
@@ -520,9 +521,10 @@ WAITING = b": OPENROUTER PROCESSING\n\n"
 async def after_fifteen_steps(
     folder: Path, dialect: DialectName, **changes: Any
 ) -> AsyncIterator[tuple[ScriptedUpstream, RunningProxy, httpx.AsyncClient, Json]]:
-    """A proxy with an agent that took so many steps; the body is that of its last request."""
+    """A proxy with an agent that took so many steps, half of the window; the body is that of its last request."""
     lay_out_archive(folder / "recap.db")
     async with ScriptedUpstream() as upstream:
+        changes = {"context_window_tokens": WINDOW} | changes
         given = Settings(upstream=upstream.base_url, db=str(folder / "recap.db"), **changes)
         async with (
             running_proxy(given, open_conversations(given, lambda: 0.0)) as proxy,
@@ -533,24 +535,23 @@ async def after_fifteen_steps(
             yield upstream, proxy, client, upstream.conversations[-1].json
 
 
-REFUSED_WITHIN: list[tuple[DialectName, bytes]] = [
-    ("responses", CREATED + FAILED),
-    ("responses", WAITING + CREATED + FAILED),
-    ("responses", b'data: {"type":"error","code":"context_length_exceeded","message":""}\n\n'),
-    ("chat", TOLD),
-    ("chat", ROLE + TOLD),
-    ("chat", ROLE.replace(b"\n", b"\r\n") + TOLD),
-    ("chat", b'event: error\r\ndata: {"message":"prompt is too long: 9 tokens"}\r\n\r\n'),
-    ("chat", TOLD.partition(b"\n")[0]),
-    ("chat", b'\n\n {"error": {"message": "prompt is too long"}}'),
-    ("chat", b'{"object":"error","message":"maximum context length is 9000 tokens"}'),
+REFUSED_WITHIN: list[tuple[DialectName, bytes, bytes]] = [  # dialect, answer, what of it is on its way at once
+    ("responses", CREATED + FAILED, b""),
+    ("responses", WAITING + CREATED + FAILED, WAITING),
+    ("responses", b'data: {"type":"error","code":"context_length_exceeded","message":""}\n\n', b""),
+    ("chat", TOLD, b""),
+    ("chat", ROLE + TOLD, b""),
+    ("chat", b'event: error\r\ndata: {"message":"prompt is too long: 9 tokens"}\r\n\r\n', b""),
+    ("chat", TOLD.partition(b"\n")[0], b""),
+    ("chat", b'\n\n {"error": {"message": "prompt is too long"}}', b"\n\n"),
+    ("chat", b'{"object":"error","message":"maximum context length is 9000 tokens"}', b""),
 ]
 
 
 @pytest.mark.parametrize("kind", [STREAM, "application/json"], ids=["chunked", "with a length"])
-@pytest.mark.parametrize(("dialect", "body"), REFUSED_WITHIN)
+@pytest.mark.parametrize(("dialect", "body", "seen"), REFUSED_WITHIN)
 async def test_a_refusal_within_an_answer_is_compacted_too(
-    dialect: DialectName, body: bytes, kind: str, tmp_path: Path
+    dialect: DialectName, body: bytes, seen: bytes, kind: str, tmp_path: Path
 ) -> None:
     async with after_fifteen_steps(tmp_path, dialect) as (upstream, _, client, request):
         upstream.inject(Fault(body=body, content_type=kind, split=7))
@@ -558,13 +559,9 @@ async def test_a_refusal_within_an_answer_is_compacted_too(
         first, second = upstream.conversations[-2:]
         assert len(second.body) < len(first.body) // 2
         assert answer.status_code == 200
-        content = answer.content
-        assert content.strip() and b"exceed" not in content and b"maximum" not in content
-        if kind == STREAM:
-            said = "\n".join(event.data.decode() for event in decode_events(content))
-            assert said.count('"response.created"') == (dialect == "responses"), "an answer begins once"
-            roles = said.replace(" ", "").count('"role":"assistant","content":""')
-            assert roles == (dialect == "chat"), "and takes its role once"
+        begin = answer.content.removeprefix(seen) if kind == STREAM else answer.content
+        assert begin.startswith((b"event: response.created", b"data: {", b"{")) and b"exceed" not in begin
+        assert begin.count(b"event: response.created") == (dialect == "responses" and kind == STREAM)
     with open_reader(tmp_path / "recap.db") as reader:
         row = reader.session_exchanges(1)[-1]
     assert (row.boundary, row.status, row.error) == ("cold", 200, None)
@@ -649,24 +646,65 @@ async def test_nothing_is_sent_again_once_an_answer_says_something(before: bytes
         assert len(upstream.conversations) == count + 1
 
 
-@pytest.mark.parametrize(
-    ("dialect", "seen", "refusal"),
-    [("chat", WAITING * 2, ROLE + TOLD), ("chat", ROLE, TOLD), ("responses", CREATED, FAILED)],
-)
-async def test_what_says_nothing_passes_at_once(
+async def test_comments_pass_while_an_answer_has_not_begun(tmp_path: Path) -> None:
+    async with after_fifteen_steps(tmp_path, "chat") as (upstream, _, client, request):
+        upstream.inject(Fault(body=WAITING * 2 + ROLE + TOLD, content_type=STREAM, stall_after=2 * len(WAITING)))
+        async with client.stream("POST", PATHS["chat"], json=request | {"stream": True}) as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == 2 * WAITING
+            upstream.release()
+            rest = b"".join([piece async for piece in pieces])
+        assert rest.startswith(b"data: {") and b"error" not in rest and rest.count(b"data: [DONE]") == 1
+
+
+@pytest.mark.parametrize(("dialect", "seen", "refusal"), [("chat", ROLE, TOLD), ("responses", CREATED, FAILED)])
+async def test_nothing_is_held_back_of_an_answer_to_a_request_that_will_fit(
     dialect: DialectName, seen: bytes, refusal: bytes, tmp_path: Path
 ) -> None:
-    """No client waits longer for its first event than without us."""
-    async with after_fifteen_steps(tmp_path, dialect) as (upstream, _, client, request):
+    """No client waits longer for its first event than without us; the first event may be a refusal all the same."""
+    async with after_fifteen_steps(tmp_path, dialect, context_window_tokens=0) as (upstream, _, client, request):
         upstream.inject(Fault(body=seen + refusal, content_type=STREAM, stall_after=len(seen)))
         async with client.stream("POST", PATHS[dialect], json=request | {"stream": True}) as answer:
             pieces = answer.aiter_raw()
             assert await anext(pieces) == seen
             upstream.release()
-            rest = b"".join([piece async for piece in pieces])
-        assert rest and b"error" not in rest.replace(b'"error":null', b"").replace(b'"error": null', b"")
-        last = b"data: [DONE]" if dialect == "chat" else b"event: response.completed"
-        assert rest.count(last) == 1
+            assert b"".join([piece async for piece in pieces]) == refusal
+        upstream.inject(Fault(body=refusal, content_type=STREAM))
+        answer = await client.post(PATHS[dialect], json=request | {"stream": True})
+        assert b"context_length_exceeded" not in answer.content and b"maximum context" not in answer.content
+
+
+@pytest.mark.parametrize(("dialect", "seen", "refusal"), [("chat", ROLE, TOLD), ("responses", CREATED, FAILED)])
+async def test_the_sdk_reads_the_answer_to_a_shorter_request_and_its_session_goes_on(
+    dialect: DialectName, seen: bytes, refusal: bytes, tmp_path: Path
+) -> None:
+    """Its helpers collect a stream, and refuse one whose end is of another response than its beginning."""
+    field = "messages" if dialect == "chat" else "input"
+    async with after_fifteen_steps(tmp_path, dialect) as (upstream, proxy, _, request):
+        upstream.inject(Fault(body=seen + refusal, content_type=STREAM))
+        async with AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="k", default_headers=ID, max_retries=0) as sdk:
+            if dialect == "chat":
+                state = ChatCompletionStreamState()
+                async for chunk in await sdk.chat.completions.create(**request | {"stream": True}):
+                    state.handle_chunk(chunk)
+                message = state.current_completion_snapshot.choices[0].message
+                assert message.role == "assistant"
+                given = [message.model_dump(exclude_none=True, exclude={"parsed"})]
+                results = [
+                    {"role": "tool", "tool_call_id": call.id, "content": "x"} for call in message.tool_calls or ()
+                ]
+            else:
+                async with sdk.responses.stream(**request) as stream:
+                    output = (await stream.get_final_response()).output
+                given = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in output]
+                calls = [item.call_id for item in output if item.type == "function_call"]
+                results = [{"type": "function_call_output", "call_id": call, "output": "x"} for call in calls]
+            assert results, "the answer calls a tool"
+            more = {field: [*request[field], *given, *results]}
+            await (sdk.chat.completions if dialect == "chat" else sdk.responses).create(**request | more)
+    with open_reader(tmp_path / "recap.db") as reader:
+        shortened, after = reader.session_exchanges(1)[-2:]
+    assert (shortened.ending, shortened.error, after.outcome, after.status) == ("complete", None, "extension", 200)
 
 
 async def test_a_client_that_leaves_while_a_beginning_is_held_ends_its_request(tmp_path: Path) -> None:
